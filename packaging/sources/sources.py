@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""Find the pristine sources that sources.lock pins, and check them.
+
+Looked for in this order: a directory the user gives, the destination (what an
+earlier call left there), the package mirror this machine is configured with.
+Nothing is taken whose SHA-256 is not the pinned one.
+"""
+
+import dataclasses
+import fnmatch
+import hashlib
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+REPO = pathlib.Path(__file__).resolve().parents[2]
+LOCK = REPO / "sources.lock"
+SUITE = "trixie"  # the Debian release whose sources sources.lock names
+
+
+class SourceError(Exception):
+    """A source could not be had; the text says which and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    name: str
+    version: str
+    sha256: str | None  # None: a package pinned by name, checked by APT
+    file: str
+
+    def patterns(self):
+        """File names under which this source is known, best first."""
+        if self.sha256:
+            return [self.file]
+        return [f"{self.file}_*.deb", f"{self.file}.tar.xz", f"linux-{self.version}.*.tar.xz"]
+
+    def wanted(self):
+        if self.sha256:
+            return f"{self.file} (SHA-256 {self.sha256})"
+        return f"{self.file}_*.deb, Debian's package of the {self.version} series, or {self.file}.tar.xz out of it"
+
+
+def cache_dir():
+    base = os.environ.get("ITREE_CACHE")
+    if base:
+        return pathlib.Path(base)
+    xdg = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(xdg) / "itree"
+
+
+def read_lock(path=LOCK):
+    """Read sources.lock into a dict by name."""
+    found = {}
+    try:
+        text = pathlib.Path(path).read_text()
+    except OSError as err:
+        raise SourceError(f"cannot read {path}: {err.strerror}") from err
+    for number, line in enumerate(text.splitlines(), 1):
+        fields = line.split("#")[0].split()
+        if not fields:
+            continue
+        where = f"{path}, line {number}"
+        if len(fields) != 4:
+            raise SourceError(f"{where}: expected 'name version sha256 file', found {len(fields)} fields")
+        name, version, sha256, file = fields
+        if sha256 != "-" and not re.fullmatch("[0-9a-f]{64}", sha256):
+            raise SourceError(f"{where}: '{sha256}' is not a SHA-256 (64 lower-case hex digits) or '-'")
+        if "/" in file:
+            raise SourceError(f"{where}: '{file}' must be a plain file name")
+        if name in found:
+            raise SourceError(f"{where}: {name} is listed twice")
+        found[name] = Source(name, version, None if sha256 == "-" else sha256, file)
+    return found
+
+
+def sha256_of(path):
+    with open(path, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def _version_key(path):
+    return [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", path.name)]
+
+
+def _candidates(source, directory):
+    try:
+        names = sorted(p for p in pathlib.Path(directory).iterdir() if p.is_file())
+    except OSError:
+        return []
+    out = []
+    for pattern in source.patterns():
+        hits = [p for p in names if fnmatch.fnmatchcase(p.name, pattern)]
+        out += sorted(hits, key=_version_key, reverse=True)
+    return out
+
+
+def _readable(path):
+    """Whether a kernel package or tarball is whole, as far as its own format tells."""
+    tool = ["dpkg-deb", "--info"] if path.suffix == ".deb" else ["xz", "--list"]
+    return subprocess.run([*tool, str(path)], capture_output=True, check=False).returncode == 0
+
+
+def check(source, path):
+    """Raise SourceError unless the file is what the lock names."""
+    if source.sha256:
+        got = sha256_of(path)
+        if got != source.sha256:
+            raise SourceError(
+                f"{path} is not the file wanted for {source.name}: its SHA-256 is {got}, "
+                f"wanted is {source.sha256}. It is damaged or another version: remove or replace it."
+            )
+    elif path.stat().st_size == 0 or not _readable(path):
+        raise SourceError(f"{path} is damaged (wanted for {source.name}). Remove or replace it.")
+
+
+def _take(path, dest):
+    """Put a file into dest under its own name, all of it or nothing."""
+    target = dest / path.name
+    if target.exists() and target.samefile(path):
+        return target
+    part = dest / f".{path.name}.{os.getpid()}"
+    try:
+        shutil.copyfile(path, part)
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+    return target
+
+
+def fetch(source, dest, directory=None, mirror=None):
+    """Give the path of a checked source in dest."""
+    dest = pathlib.Path(dest)
+    dest.mkdir(parents=True, exist_ok=True)
+    if directory is not None:
+        if not pathlib.Path(directory).is_dir():
+            raise SourceError(f"{directory}: no such directory (given with --dir or ITREE_SOURCES)")
+        for path in _candidates(source, directory)[:1]:
+            check(source, path)
+            return _take(path, dest)
+    for path in _candidates(source, dest):
+        try:
+            check(source, path)
+            return path
+        except SourceError as err:
+            print(f"fetch: {err} Fetching it again.", file=sys.stderr)
+            path.unlink()
+    looked = f"not in {directory}, " if directory else ""
+    try:
+        path = (mirror or Mirror(dest)).download(source)
+    except SourceError as err:
+        raise SourceError(
+            f"{source.name} {source.version}: {looked}and the package mirror did not give it.\n"
+            f"  wanted: {source.wanted()}\n"
+            f"  mirror: {err}\n"
+            f"  Put the file into a directory and name that with --dir or ITREE_SOURCES."
+        ) from err
+    try:
+        check(source, path)
+    except SourceError as err:
+        path.unlink(missing_ok=True)
+        raise SourceError(
+            f"{source.name} {source.version}: the download is damaged and was removed.\n"
+            f"  wanted: {source.wanted()}\n  found:  {err}\n"
+            f"  Try again, or put the file into a directory and name that with --dir or ITREE_SOURCES."
+        ) from err
+    return path
+
+
+def _codename():
+    try:
+        text = pathlib.Path("/etc/os-release").read_text()
+    except OSError:
+        return ""
+    match = re.search(r"^VERSION_CODENAME=\"?(\w+)", text, re.MULTILINE)
+    return match[1] if match else ""
+
+
+def host_stanzas(etc="/etc/apt", codename=None):
+    """The Debian archives the host uses, as (URIs, suites, raw Signed-By or None)."""
+    codename = codename or _codename()
+    etc = pathlib.Path(etc)
+    mine = {codename, SUITE, "stable"}
+    out = []
+    for file in sorted((etc / "sources.list.d").glob("*.sources")):
+        for block in re.split(r"\n\s*\n", re.sub(r"(?m)^#.*\n?", "", file.read_text())):
+            fields = {}
+            for key, value in re.findall(r"(?m)^([\w-]+):((?:.*)(?:\n[ \t].*)*)", block):
+                fields[key.lower()] = value.strip("\n")
+            suites = fields.get("suites", "").split()
+            if fields.get("enabled", "yes").strip().lower() == "no" or "deb" not in fields.get("types", "").split():
+                continue
+            if "main" in fields.get("components", "").split() and mine & set(suites):
+                out.append((fields["uris"].split(), suites, fields.get("signed-by")))
+    lists = [etc / "sources.list", *sorted((etc / "sources.list.d").glob("*.list"))]
+    for file in lists:
+        if not file.is_file():
+            continue
+        for line in file.read_text().splitlines():
+            match = re.match(r"deb\s+(?:\[([^]]*)\]\s+)?(\S+)\s+(\S+)\s+(.*)", line.split("#")[0].strip())
+            if not match or match[2].startswith("cdrom:") or match[3] not in mine or "main" not in match[4].split():
+                continue
+            signed = re.search(r"signed-by=(\S+)", match[1] or "")
+            out.append(([match[2]], [match[3]], " " + signed[1].replace(",", " ") if signed else None))
+    return out
+
+
+class Mirror:
+    """The machine's package mirror, asked for other suites than its own.
+
+    A private APT directory (sources, lists, cache) below dest keeps the host's
+    own lists as they are; proxies and credentials come from the host's APT.
+    """
+
+    def __init__(self, dest):
+        self.dest = pathlib.Path(dest)
+        self.dir = self.dest / "apt"
+        self.updated = False
+
+    def options(self, private=True):
+        opts = ["-qq", "-o", "Acquire::Retries=3", "-o", "Acquire::http::Timeout=60"]
+        if os.geteuid() == 0:
+            opts += ["-o", "APT::Sandbox::User=root"]
+        if private:
+            opts += [
+                "-o", "Dir::Etc::sourcelist=/dev/null",
+                "-o", f"Dir::Etc::sourceparts={self.dir}/sources.d",
+                "-o", f"Dir::State::lists={self.dir}/lists",
+                "-o", f"Dir::Cache={self.dir}/cache",
+                "-o", "Acquire::Languages=none",
+                "-o", "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false",
+                "-o", "Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled=false",
+            ]  # fmt: skip
+        return opts
+
+    def call(self, argv, cwd=None):
+        env = {**os.environ, "LC_ALL": "C.UTF-8"}
+        try:
+            res = subprocess.run(
+                argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=900
+            )
+        except FileNotFoundError as err:
+            raise SourceError(f"{argv[0]} is not installed: no APT on this machine") from err
+        except subprocess.TimeoutExpired as err:
+            raise SourceError(f"{argv[0]} gave no answer within 15 minutes") from err
+        if res.returncode != 0:
+            # Addresses stay out of the message: they are the machine's business.
+            text = re.sub(r"\w+://\S+", "<mirror>", res.stderr).strip().splitlines()
+            errors = [t for t in text if t.startswith("E:")] or text[-3:] or ["no message"]
+            raise SourceError(f"{' '.join(argv[:1])} failed: " + " ".join(errors))
+        return res.stdout
+
+    def update(self):
+        if self.updated:
+            return
+        stanzas = host_stanzas()
+        if not stanzas:
+            raise SourceError("found no Debian archive with component main in the APT sources of this machine")
+        uris, _, signed = stanzas[0]
+        for sub in ("sources.d", "lists/partial", "cache/archives/partial"):
+            (self.dir / sub).mkdir(parents=True, exist_ok=True)
+        text = f"Types: deb deb-src\nURIs: {' '.join(uris)}\nSuites: {SUITE}\nComponents: main\n"
+        if signed:
+            text += f"Signed-By:{signed}\n"
+        (self.dir / "sources.d" / "itree.sources").write_text(text)
+        self.call(["apt-get", *self.options(), "update"])
+        self.updated = True
+
+    def download(self, source):
+        return self._tarball(source) if source.sha256 else self._package(source)
+
+    def _tarball(self, source):
+        self.update()
+        argv = ["apt-get", *self.options(), "source", "--print-uris", "--only-source", source.name]
+        listing = self.call(argv)
+        uris = dict(reversed(m) for m in re.findall(r"^'([^']+)' (\S+) ", listing, re.MULTILINE))
+        if source.file not in uris:
+            raise SourceError(f"it offers {', '.join(sorted(uris)) or 'nothing'} for {source.name}")
+        part = self.dest / f"{source.file}.part"
+        self.call(["/usr/lib/apt/apt-helper", *self.options(), "download-file", uris[source.file], str(part)])
+        path = self.dest / source.file
+        part.replace(path)
+        return path
+
+    def _package(self, source):
+        # The host's own lists offer the newest point release; a machine whose
+        # lists are empty, or another Debian, is served from the private ones.
+        # A download that was cut short must never look like a finished one.
+        part = self.dir / "download"
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        try:
+            self.call(["apt-get", *self.options(private=False), "download", source.file], cwd=part)
+        except SourceError:
+            self.update()
+            self.call(["apt-get", *self.options(), "download", source.file], cwd=part)
+        found = _candidates(source, part)
+        if not found:
+            raise SourceError(f"apt-get download left no {source.file} package")
+        return found[0].replace(self.dest / found[0].name)

@@ -1,0 +1,446 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""Run a command in a kernel under test, inside a virtual machine.
+
+virtme-ng boots the kernel over the host's own root file system (9p, read
+only), so the guest sees the same paths as the host.  This module adds what
+tests need on top: a kernel log apart from the command's output, the command's
+own exit code, a verdict on the log, a time limit, disks with known serials.
+
+    from vm import run
+    res = run("mkfs.ext4 /dev/vda && mount /dev/vda /mnt", disks=["img"])
+    assert res.ok, res.explain()
+
+The command line is tests/vm/run; tests/README.md describes both.
+"""
+
+import dataclasses
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+REPO = pathlib.Path(__file__).resolve().parents[2]
+DEFAULT_KERNEL = REPO / "build" / "kernel" / "bzImage"
+VIRTME_RUN = REPO / "build" / "venv" / "bin" / "virtme-run"
+RUN_DIR = REPO / "build" / "vm"
+KEEP_RUNS = 60
+
+EXIT_PROBLEM = 120  # the kernel log holds something that must not be there
+EXIT_TIMEOUT = 124  # as timeout(1)
+EXIT_RUNNER = 125  # the machine could not be started or died on its own
+
+# Directories of the host that the guest may write to; the changes stay in the
+# guest's memory and are gone when it ends.
+OVERLAYS = ("/etc", "/lib", "/home", "/opt", "/srv", "/usr", "/var", "/tmp")
+
+_STAMP = re.compile(r"^(?:<\d+>)?\[\s*\d+\.\d+\](?:\[\s*[TC]\d+\])? ?")
+
+# What a healthy run never prints.  Matched against each line of the log after
+# its time stamp.
+PROBLEMS = re.compile(
+    r"""
+      ^WARNING:                                 # WARN_ON, lockdep, suspicious RCU
+    | ^(?:watchdog:\ )?BUG:                     # oops, soft lockup, sleeping in atomic
+    | kernel\ BUG\ at
+    | ^Oops\b | \bOops:
+    | general\ protection\ fault
+    | Kernel\ panic
+    | DEBUG_LOCKS_WARN_ON
+    | ^INFO:\ (?:task\ .*blocked\ for\ more\ than
+                |possible\ recursive\ locking
+                |suspicious\ RCU
+                |trying\ to\ register\ non-static\ key)
+    | \brcu:?\ .*(?:detected\ (?:expedited\ )?stalls?|self-detected\ stall)
+    | ^(?:UBSAN|KASAN|KCSAN|KMSAN): | ^\[\s*cut\ here
+    | ^refcount_t: | ^list_(?:add|del)\ corruption
+    | Out\ of\ memory:\ | Memory\ cgroup\ out\ of\ memory:
+    | EXT4-fs\ error
+    """,
+    re.VERBOSE,
+)
+
+
+class VMError(Exception):
+    """The machine could not be started; the text says what to do."""
+
+
+@dataclasses.dataclass
+class KUnitCase:
+    suite: str
+    name: str
+    status: str  # "passed", "failed" or "skipped"
+
+
+@dataclasses.dataclass
+class Result:
+    """What a run gave.  `exit_code` is the command's, None if it never ended."""
+
+    exit_code: int | None
+    stdout: str
+    stderr: str
+    log: pathlib.Path
+    problems: list[str]
+    timed_out: bool
+    seconds: float
+    kunit: list[KUnitCase]
+    timeout: float = 0
+
+    @property
+    def code(self) -> int:
+        """The exit code of tests/vm/run for this run."""
+        if self.timed_out:
+            return EXIT_TIMEOUT
+        if self.problems:
+            return EXIT_PROBLEM
+        if self.exit_code is None:
+            return EXIT_RUNNER
+        return self.exit_code
+
+    @property
+    def ok(self) -> bool:
+        return self.code == 0
+
+    def log_text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def explain(self) -> str:
+        """Say in a few lines why the run failed."""
+        out = []
+        if self.timed_out:
+            out.append(
+                f"vm: no end after {self.timeout:g} s; the machine was killed. "
+                f"Last lines of the kernel log ({self.log}):"
+            )
+            out += ["    " + line for line in self.log_text().splitlines()[-8:]]
+        if self.problems:
+            out.append(f"vm: the kernel log holds what a healthy run does not ({self.log}):")
+            out += ["    " + line for line in self.problems[:20]]
+            if len(self.problems) > 20:
+                out.append(f"    ... and {len(self.problems) - 20} more")
+        if self.exit_code is None and not self.timed_out and not self.problems:
+            out.append(
+                "vm: the machine ended before the command did. "
+                f"Last lines of the kernel log ({self.log}):"
+            )
+            out += ["    " + line for line in self.log_text().splitlines()[-15:]]
+        if self.exit_code:
+            out.append(f"vm: the command ended with exit code {self.exit_code}")
+            out += ["    " + line for line in self.stderr.splitlines()[-15:]]
+        return "\n".join(out)
+
+
+def strip_stamp(line: str) -> str:
+    """Drop the time stamp (and caller) a kernel log line begins with."""
+    return _STAMP.sub("", line.rstrip("\r\n"))
+
+
+def find_problems(text: str, allow=()) -> list[str]:
+    """Lines of a kernel log that must not be in it and that nothing allows."""
+    allowed = [re.compile(a) for a in allow]
+    found = []
+    for raw in text.splitlines():
+        line = strip_stamp(raw)
+        if PROBLEMS.search(line) and not any(a.search(line) for a in allowed):
+            found.append(line)
+    return found
+
+
+_KUNIT_RESULT = re.compile(r"^( *)(ok|not ok) \d+(?: -)? ?(.*)$")
+_KUNIT_SUBTEST = re.compile(r"^( *)# Subtest: (.*)$")
+
+
+def kunit_results(text: str) -> list[KUnitCase]:
+    """Read the results of boot-time KUnit suites from a kernel log.
+
+    A case is one line per test function: the rows of a parameterised test are
+    summed up by the line that follows them, as KUnit does.
+    """
+    names: dict[int, str] = {}
+    cases = []
+    for raw in text.splitlines():
+        line = strip_stamp(raw)
+        sub = _KUNIT_SUBTEST.match(line)
+        if sub:
+            names[len(sub[1])] = sub[2].strip()
+            continue
+        res = _KUNIT_RESULT.match(line)
+        if not res or len(res[1]) != 4 or 4 not in names:
+            continue
+        name, _, directive = res[3].partition(" # ")
+        status = "passed" if res[2] == "ok" else "failed"
+        if directive.upper().startswith("SKIP"):
+            status = "skipped"
+        cases.append(KUnitCase(names[4], name.strip(), status))
+    return cases
+
+
+def _cache_dir() -> pathlib.Path:
+    base = os.environ.get("ITREE_CACHE")
+    if base:
+        return pathlib.Path(base)
+    xdg = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(xdg) / "itree"
+
+
+def kvm_works(kernel) -> bool:
+    """Tell whether KVM really runs a guest kernel here.
+
+    /dev/kvm may open and yet run no guest, so the first call boots the kernel
+    without a root and waits for its first lines.  The answer is kept until the
+    host reboots.  ITREE_KVM=0 or =1 decides by hand.
+    """
+    forced = os.environ.get("ITREE_KVM")
+    if forced in ("0", "1"):
+        return forced == "1"
+    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        return False
+    boot_id = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    note = _cache_dir() / f"kvm-{boot_id}"
+    try:
+        return note.read_text().strip() == "1"
+    except OSError:
+        pass
+    cmd = ["qemu-system-x86_64", "-accel", "kvm", "-cpu", "host", "-m", "512", "-nodefaults",
+           "-display", "none", "-no-reboot", "-serial", "stdio", "-kernel", str(kernel),
+           "-append", "console=ttyS0 panic=-1"]  # fmt: skip
+    try:
+        out = subprocess.run(
+            cmd, stdin=subprocess.DEVNULL, capture_output=True, timeout=20, check=False
+        ).stdout
+    except subprocess.TimeoutExpired as err:
+        out = err.stdout or b""
+    except OSError:
+        return False
+    works = b"Kernel panic - not syncing: VFS" in out
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.write_text("1\n" if works else "0\n")
+    return works
+
+
+def _new_run_dir() -> pathlib.Path:
+    RUN_DIR.mkdir(parents=True, exist_ok=True)
+    old = sorted(
+        (d for d in RUN_DIR.iterdir() if d.is_dir() and d.name.startswith("run-")),
+        key=lambda d: d.name,
+    )
+    for gone in old[:-KEEP_RUNS]:
+        shutil.rmtree(gone, ignore_errors=True)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return pathlib.Path(tempfile.mkdtemp(prefix=f"run-{stamp}-", dir=RUN_DIR))
+
+
+def _guest_script(command: str, env) -> str:
+    """The script the guest runs: the command, with plain pipes for output.
+
+    A virtio port takes one writer at a time, so the command gets pipes and
+    cat(1) feeds the ports; /dev/stdout and friends lead to the pipes as usual.
+    """
+    lines = ["# SPDX-License-Identifier: GPL-2.0-only"]
+    lines += [f"export {k}={shlex.quote(v)}" for k, v in env.items()]
+    lines += [
+        "for n in 0:stdin 1:stdout 2:stderr; do",
+        '    ln -sfn "/proc/self/fd/${n%%:*}" "/dev/${n##*:}"',
+        "done",
+        "port() { for i in /sys/class/virtio-ports/*; do",
+        '    [ "$(cat "$i/name")" = "$1" ] && echo "/dev/${i##*/}"; done; }',
+        "dir=$(mktemp -d /run/itree-XXXXXX)",
+        'mkfifo "$dir/out" "$dir/err"',
+        'cat "$dir/out" & c1=$!',
+        'cat "$dir/err" >"$(port itree.stderr)" & c2=$!',
+        f'bash -c {shlex.quote(command)} </dev/null >"$dir/out" 2>"$dir/err"',
+        "rc=$?",
+        # Something the command left running may hold the pipes: do not wait
+        # for it for ever.
+        'for i in $(seq 50); do kill -0 "$c1" 2>/dev/null || kill -0 "$c2" 2>/dev/null || break',
+        "    sleep 0.1; done",
+        "sync",
+        'echo "$rc" >"$(port itree.rc)"',
+        "exit 0",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _qemu_quote(path) -> str:
+    return str(path).replace(",", ",,")
+
+
+def _pump(src, chunks, sinks):
+    while True:
+        data = os.read(src.fileno(), 65536)
+        if not data:
+            break
+        chunks.append(data)
+        for sink in sinks:
+            sink.write(data)
+            sink.flush()
+
+
+def _kill_group(proc):
+    try:
+        os.killpg(proc.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    proc.wait()
+
+
+def run(
+    command,
+    *,
+    kernel=None,
+    memory="1G",
+    cpus=2,
+    disks=(),
+    shares=(),
+    timeout=600.0,
+    log=None,
+    allow=(),
+    append=(),
+    cwd=None,
+    env=None,
+    disk_cache="unsafe",
+    stream=False,
+    qemu_args=(),
+) -> Result:
+    """Boot a kernel, run a command in it, give the outcome.
+
+    command     a shell command line (str) or a list of arguments
+    disks       raw image files: /dev/vda, /dev/vdb ... in order, and
+                /dev/disk/by-id/virtio-disk0, virtio-disk1 ...
+    shares      directories the guest may write to; they keep their path
+    allow       regular expressions for log lines that are expected
+    append      more kernel parameters
+    disk_cache  QEMU's cache mode; "unsafe" does not wait for the host's disk
+    stream      copy the command's output to ours while it runs
+    """
+    kernel = pathlib.Path(kernel or DEFAULT_KERNEL).absolute()
+    if not kernel.is_file():
+        raise VMError(f"there is no kernel at {kernel}: run `make kernel`, or name one with --kernel")
+    if not VIRTME_RUN.exists():
+        raise VMError(f"{VIRTME_RUN} is missing: run `make deps` first")
+    if not shutil.which("qemu-system-x86_64"):
+        raise VMError("qemu-system-x86_64 is not installed: run `make deps` first")
+    for regex in allow:
+        try:
+            re.compile(regex)
+        except re.error as err:
+            raise VMError(f"--allow {regex!r} is not a regular expression: {err}") from err
+    if not isinstance(command, str):
+        command = shlex.join(str(c) for c in command)
+
+    run_dir = _new_run_dir()
+    log = pathlib.Path(log).absolute() if log else run_dir / "kernel.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    script = run_dir / "script.sh"
+    guest_env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8"}
+    for needed in ("/usr/local/sbin", "/usr/sbin", "/sbin"):
+        if needed not in guest_env["PATH"].split(":"):
+            guest_env["PATH"] += ":" + needed
+    guest_env.update(env or {})
+    script.write_text(_guest_script(command, guest_env))
+
+    argv = [str(VIRTME_RUN), "--kimg", str(kernel), "--mods=none", "--force-9p",
+            "--memory", str(memory), "--cpus", str(cpus), "--name", "itree-vm",
+            "--show-boot-console", "--verbose", "--script-sh", f"bash {script}",
+            "--cwd", str(cwd or os.getcwd())]  # fmt: skip
+    slow = not kvm_works(kernel)
+    if slow:
+        argv.append("--disable-kvm")
+    for path in OVERLAYS:
+        if os.path.isdir(path) and not os.path.islink(path):
+            argv += ["--overlay-rwdir", path]
+    for share in shares:
+        share = pathlib.Path(share).absolute()
+        if not share.is_dir():
+            raise VMError(f"--share {share}: no such directory; make it first")
+        argv += ["--rwdir", str(share)]
+    # printk.devkmsg: what tests write to /dev/kmsg is never dropped.
+    kopts = ["printk.devkmsg=on", "systemd.log_level=err", *append]
+    if slow:
+        # An emulated CPU on a busy host is slow, not stuck.
+        kopts += ["watchdog_thresh=30", "rcupdate.rcu_cpu_stall_timeout=90"]
+    for opt in kopts:
+        argv += ["--kopt", opt]
+    qemu = []
+    for number, disk in enumerate(disks):
+        disk = pathlib.Path(disk).absolute()
+        if not disk.exists():
+            raise VMError(f"--disk {disk}: no such file; `truncate -s 1G {disk}` makes an empty one")
+        qemu += [
+            "-drive",
+            f"if=none,id=itree{number},format=raw,cache={disk_cache},discard=unmap,file={_qemu_quote(disk)}",
+            "-device",
+            f"virtio-blk-pci,drive=itree{number},serial=disk{number}",
+        ]
+    qemu += ["-device", "virtio-serial-pci"]
+    for port, path in (("rc", run_dir / "rc"), ("stderr", "/proc/self/fd/3")):
+        qemu += ["-chardev", f"file,id=itree_{port},path={_qemu_quote(path)}"]
+        qemu += ["-device", f"virtserialport,name=itree.{port},chardev=itree_{port}"]
+    argv += ["--qemu-opts", *qemu, *qemu_args]
+
+    err_r, err_w = os.pipe()
+    tmp = run_dir / "tmp"
+    tmp.mkdir()
+    start = time.monotonic()
+    # The ends that QEMU opens by path must be pipes: it would truncate a file.
+    proc = subprocess.Popen(
+        ["bash", "-c", f'exec 3>&{err_w} {err_w}>&- "$@"', "vm", *argv],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=[err_w],
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(tmp)},
+    )
+    os.close(err_w)
+    out, err, klog = [], [], []
+    timed_out = False
+    with open(log, "wb") as logfile, os.fdopen(err_r, "rb") as err_pipe:
+        jobs = [
+            threading.Thread(target=_pump, args=args, daemon=True)
+            for args in (
+                (proc.stdout, out, [sys.stdout.buffer] if stream else []),
+                (err_pipe, err, [sys.stderr.buffer] if stream else []),
+                (proc.stderr, klog, [logfile]),
+            )
+        ]
+        for job in jobs:
+            job.start()
+        try:
+            proc.wait(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+        finally:
+            _kill_group(proc)
+            for job in jobs:
+                job.join(10)
+    shutil.rmtree(tmp, ignore_errors=True)
+
+    text = b"".join(klog).decode(errors="replace")
+    kunit = kunit_results(text)
+    problems = find_problems(text, allow)
+    for case in kunit:
+        line = f"KUnit: {case.suite}.{case.name} failed"
+        if case.status == "failed" and not any(re.search(a, line) for a in allow):
+            problems.append(line)
+    try:
+        exit_code = int((run_dir / "rc").read_text().strip())
+    except (OSError, ValueError):
+        exit_code = None
+    return Result(
+        exit_code=exit_code,
+        stdout=b"".join(out).decode(errors="replace"),
+        stderr=b"".join(err).decode(errors="replace"),
+        log=log,
+        problems=problems,
+        timed_out=timed_out,
+        seconds=time.monotonic() - start,
+        kunit=kunit,
+        timeout=timeout,
+    )
