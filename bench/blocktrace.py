@@ -1,0 +1,209 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-only
+"""Record the block requests that a command makes on one disk.
+
+Runs inside the guest, as root. Uses the block_rq_issue event in a tracing
+instance of its own; the text is drained to a file while the command runs, so
+the buffers stay small in a guest of 192 MiB. Three checks make a lost event
+an error and not a low figure: the buffers' own overrun counters, the number
+of events read against the number of lines parsed, and the disk's own counts
+of completed requests and sectors against the trace's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import model
+
+TRACING = Path("/sys/kernel/tracing")
+BUFFER_KIB = 2048
+CHUNK = 1 << 16
+
+# comm-pid [cpu] flags time: block_rq_issue: dev rwbs bytes (cmd) sector + n ioprio [comm]
+LINE = re.compile(r"\s(\d+\.\d+): block_rq_issue: (\d+),(\d+) (\S+) \d+ \(.*?\) (\d+) \+ (\d+) (?:\S+ )?\[(.*)\]$")
+
+
+class TraceError(Exception):
+    """The recording cannot be trusted."""
+
+
+def parse(text: str) -> list[model.Request]:
+    """Requests of a drained trace_pipe. A lost event is an error."""
+    requests = []
+    first = None
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        found = LINE.search(line)
+        if not found:
+            raise TraceError(f"line {number} of the trace: {line.strip()!r}")
+        stamp = float(found[1])
+        first = stamp if first is None else first
+        requests.append(model.Request(stamp - first, found[4], int(found[5]), int(found[6]), found[7]))
+    return requests
+
+
+def disk_stat(disk: str) -> dict[str, int]:
+    fields = [int(f) for f in Path(f"/sys/block/{disk}/stat").read_text().split()]
+    return {
+        "reads": fields[0],
+        "read_sectors": fields[2],
+        "writes": fields[4],
+        "written_sectors": fields[6],
+        "in_flight": fields[8],
+    }
+
+
+def check_against_disk(requests: list[model.Request], before: dict[str, int], after: dict[str, int]) -> None:
+    """The disk's own counters must tell what the trace tells."""
+    if before["in_flight"] or after["in_flight"]:
+        raise TraceError("requests in flight at the start or the end of the recording")
+    seen = {
+        "reads": sum(1 for r in requests if r.is_read),
+        "read_sectors": sum(r.sectors for r in requests if r.is_read),
+        "writes": sum(1 for r in requests if r.is_write and r.sectors),
+        "written_sectors": sum(r.sectors for r in requests if r.is_write),
+    }
+    for what, count in seen.items():
+        told = after[what] - before[what]
+        if told != count:
+            raise TraceError(f"{what}: the trace has {count}, the disk counted {told}")
+
+
+class Recorder:
+    """A tracing instance that records one disk's requests to a text file."""
+
+    def __init__(self, disk: str, raw: Path):
+        self.disk = disk
+        self.raw = raw
+        self.dir = TRACING / "instances" / f"itree-{os.getpid()}"
+        self.before: dict[str, int] = {}
+        self.after: dict[str, int] = {}
+
+    def put(self, name: str, value: str) -> None:
+        (self.dir / name).write_text(value)
+
+    def start(self) -> None:
+        if not (TRACING / "instances").is_dir():
+            TRACING.mkdir(exist_ok=True)
+            subprocess.run(["mount", "-t", "tracefs", "none", TRACING], check=True, timeout=30)
+        self.dir.mkdir()
+        self.put("tracing_on", "0")
+        self.put("trace_clock", "mono")
+        self.put("buffer_size_kb", str(BUFFER_KIB))
+        major, minor = Path(f"/sys/block/{self.disk}/dev").read_text().strip().split(":")
+        # the kernel's own dev_t: 12 bits of major, 20 of minor
+        dev = (int(major) << 20) | int(minor)
+        self.put("events/block/block_rq_issue/filter", f"dev == {dev}")
+        self.put("events/block/block_rq_issue/enable", "1")
+        self.pipe = os.open(self.dir / "trace_pipe", os.O_RDONLY | os.O_NONBLOCK)
+        self.out = open(self.raw, "wb", buffering=0)  # noqa: SIM115 - closed in close()
+        self.before = disk_stat(self.disk)
+        self.put("tracing_on", "1")
+
+    def drain(self, wait: float) -> None:
+        """Move what the buffers hold to the file; wait for more if empty."""
+        select.select([self.pipe], [], [], wait)
+        while True:
+            try:
+                data = os.read(self.pipe, CHUNK)
+            except BlockingIOError:
+                return
+            if not data:
+                return
+            self.out.write(data)
+
+    def stop(self) -> list[model.Request]:
+        for _ in range(100):
+            self.after = disk_stat(self.disk)
+            if not self.after["in_flight"]:
+                break
+            time.sleep(0.1)
+        self.put("tracing_on", "0")
+        self.drain(0)
+        read = 0
+        for stats in self.dir.glob("per_cpu/cpu*/stats"):
+            told = dict(line.split(":", 1) for line in stats.read_text().splitlines() if ":" in line)
+            for what in ("overrun", "commit overrun", "dropped events"):
+                if int(told[what]):
+                    raise TraceError(f"{stats.parent.name}: {what}: {told[what].strip()}")
+            if int(told["entries"]):
+                raise TraceError(f"{stats.parent.name}: events left in the buffer")
+            read += int(told["read events"])
+        requests = parse(self.raw.read_text())
+        if read != len(requests):
+            raise TraceError(f"{read} events read, {len(requests)} lines parsed")
+        check_against_disk(requests, self.before, self.after)
+        return requests
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):
+            os.close(self.pipe)
+        with contextlib.suppress(OSError, AttributeError):
+            self.out.close()
+        with contextlib.suppress(OSError):
+            self.put("tracing_on", "0")
+            self.put("events/enable", "0")
+        with contextlib.suppress(OSError):
+            self.dir.rmdir()
+
+
+def record(command: list[str], disk: str, trace: Path, output: Path, timeout: float) -> dict[str, object]:
+    """Run a command with its disk's requests recorded; its output goes to a file.
+
+    Raises TraceError if an event was lost and TimeoutError if it takes too long.
+    """
+    raw = trace.with_suffix(".raw")
+    recorder = Recorder(disk, raw)
+    process = None
+    try:
+        recorder.start()
+        begin = time.monotonic()
+        with open(output, "wb") as out:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=sys.stderr)
+            while process.poll() is None:
+                if time.monotonic() - begin > timeout:
+                    raise TimeoutError(f"{command[0]}: not done in {timeout:.0f} s")
+                recorder.drain(0.05)
+        wall = time.monotonic() - begin
+        requests = recorder.stop()
+        model.write_trace(trace, requests)
+        return {"status": process.returncode, "wall": wall, "requests": len(requests)}
+    finally:
+        if process is not None and process.poll() is None:
+            process.kill()
+            process.wait()
+        recorder.close()
+        raw.unlink(missing_ok=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--disk", required=True, help="name in /sys/block, as vda")
+    parser.add_argument("--trace", required=True, type=Path, help="file to write")
+    parser.add_argument("--output", default="/dev/stderr", type=Path, help="the command's output")
+    parser.add_argument("--timeout", default=1800.0, type=float, help="seconds")
+    parser.add_argument("command", nargs="+")
+    args = parser.parse_args()
+    try:
+        told = record(args.command, args.disk, args.trace, args.output, args.timeout)
+    except (TraceError, TimeoutError, OSError) as error:
+        print(f"blocktrace: {error}", file=sys.stderr)
+        return 1
+    json.dump(told, sys.stdout)
+    print()
+    return int(told["status"] != 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

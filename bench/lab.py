@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""What bench/demo and bench/peers share: building, images, guests, tables."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import model
+
+ROOT = Path(__file__).resolve().parent.parent
+BENCH = ROOT / "bench"
+BUILD = ROOT / "build"
+KERNEL = BUILD / "kernel" / "bzImage"
+E2FS = BUILD / "e2fsprogs" / "root" / "sbin"
+
+sys.path.insert(0, str(ROOT / "tests" / "vm"))
+
+# Fixed, so that two volumes differ only in what is compared.
+UUID = "6974cafe-0000-4000-8000-000000000001"
+HASH_SEED = "6974cafe-0000-4000-8000-000000000002"
+DISK_BYTES = model.CAPACITY
+FILL_MEMORY = "1G"
+MEASURE_MEMORY = "192M"
+# sources whose change makes a filled image another one
+FILL_SOURCES = ("fill.c",)
+
+
+class LabError(Exception):
+    """Something the user must know; the text says what to do."""
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def run(command: list, timeout: float, **kwargs) -> subprocess.CompletedProcess:
+    """Run a host command; an error tells the command and its last words."""
+    command = [str(c) for c in command]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            check=False,
+            **kwargs,
+        )
+    except FileNotFoundError as error:
+        raise LabError(f"{command[0]} is not installed: run `make deps`") from error
+    except subprocess.TimeoutExpired as error:
+        raise LabError(f"{command[0]}: not done in {timeout:.0f} s") from error
+    if done.returncode:
+        tail = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
+        raise LabError(f"{' '.join(command)} ended with {done.returncode}\n{tail}")
+    return done
+
+
+def cache_dir() -> Path:
+    base = os.environ.get("ITREE_CACHE")
+    if not base:
+        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+        base = str(Path(base) / "itree")
+    path = Path(base).absolute() / "bench"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def need_space(path: Path, size: int) -> None:
+    free = shutil.disk_usage(path).free
+    if free < size:
+        raise LabError(
+            f"{path}: {free >> 20} MiB free, {size >> 20} MiB wanted;"
+            " make room or set ITREE_CACHE to a directory elsewhere"
+        )
+
+
+def make(*targets: str, timeout: float = 3600) -> None:
+    """Run make targets with their output on the terminal."""
+    begin = time.monotonic()
+    command = ["make", "-C", str(ROOT), "--no-print-directory", *targets]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True)
+    try:
+        status = process.wait(timeout)
+    except BaseException as error:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, 15)
+        process.wait()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise LabError(f"make {' '.join(targets)}: not done in {timeout:.0f} s") from error
+        raise
+    if status:
+        raise LabError(f"make {' '.join(targets)} ended with {status}")
+    say(f"  make {' '.join(targets)}: {time.monotonic() - begin:.0f} s")
+
+
+def compile_tools() -> Path:
+    """Build fill and walk; gives the directory they are in."""
+    out = BUILD / "bench"
+    out.mkdir(parents=True, exist_ok=True)
+    for name in ("fill", "walk"):
+        source, target = BENCH / f"{name}.c", out / name
+        if not target.exists() or target.stat().st_mtime < source.stat().st_mtime:
+            part = out / f"{name}.{os.getpid()}"
+            run(["cc", "-O2", "-Wall", "-Wextra", "-o", part, source], 120)
+            part.rename(target)
+    return out
+
+
+def sha256(path: Path) -> str:
+    with open(path, "rb") as data:
+        return hashlib.file_digest(data, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def scratch(prefix: str) -> Iterator[Path]:
+    """A directory next to the cache (so copies can share blocks), gone afterwards."""
+    base = cache_dir()
+    for old in base.glob("tmp-*"):
+        # left behind by a run that was killed
+        pid = old.name.split("-")[1]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(old, ignore_errors=True)
+    path = Path(tempfile.mkdtemp(prefix=f"tmp-{os.getpid()}-{prefix}-", dir=base))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def copy_image(source: Path, target: Path) -> None:
+    used = source.stat().st_blocks * 512
+    need_space(target.parent, used + (1 << 30))
+    run(["cp", "--sparse=always", "--reflink=auto", source, target], 900)
+
+
+# -- file systems -----------------------------------------------------------
+
+
+def mke2fs() -> Path:
+    path = E2FS / "mke2fs"
+    if not path.exists():
+        raise LabError(f"{path} is missing: run `make e2fsprogs`")
+    return path
+
+
+def make_fs(kind: str, image: Path, size: int = DISK_BYTES) -> None:
+    """A sparse image with an empty file system.
+
+    Inode tables and journal stay unwritten (lazy): the file is sparse, zeros
+    already, and writing them would only fill the host's disk.
+    """
+    image.unlink(missing_ok=True)
+    with open(image, "wb") as out:
+        out.truncate(size)
+    if kind in ("ext4", "itree"):
+        feature = "itree" if kind == "itree" else "^itree"
+        lazy = "lazy_itable_init=1,lazy_journal_init=1,nodiscard"
+        run(
+            [mke2fs(), "-F", "-q", "-t", "ext4", "-O", feature, "-U", UUID]
+            + ["-E", f"{lazy},hash_seed={HASH_SEED}", image],
+            300,
+        )
+    elif kind == "xfs":
+        run(["mkfs.xfs", "-q", "-f", "-K", "-m", f"uuid={UUID}", image], 300)
+    elif kind == "btrfs":
+        run(["mkfs.btrfs", "-q", "-f", "-K", "-U", UUID, image], 300)
+    else:
+        raise LabError(f"no such file system: {kind}")
+
+
+def mkfs_identity(kind: str) -> str:
+    """Changes when the program that makes the file system changes."""
+    if kind in ("ext4", "itree"):
+        return sha256(mke2fs())
+    program = shutil.which(f"mkfs.{kind}")
+    if not program:
+        raise LabError(f"mkfs.{kind} is not installed: run `make deps`")
+    return sha256(Path(program))
+
+
+def mount_options(kind: str, ignore_tree: bool = False) -> str:
+    options = "noatime"
+    if kind in ("ext4", "itree"):
+        options += ",noinit_itable"
+    if ignore_tree:
+        options += ",noitree"
+    return options
+
+
+def fs_type(kind: str) -> str:
+    return "ext4" if kind == "itree" else kind
+
+
+def fsck(image: Path) -> None:
+    """Our e2fsck finds nothing to say, or this raises."""
+    done = subprocess.run(
+        [str(E2FS / "e2fsck"), "-f", "-n", str(image)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=900,
+        check=False,
+    )
+    if done.returncode:
+        raise LabError(f"e2fsck -fn ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+
+
+_EXTENT = re.compile(r"\((\d+)(?:-(\d+))?\):(\d+)(?:-(\d+))?")
+
+
+def journal_extents(image: Path) -> tuple[list[tuple[int, int]], int]:
+    """The journal's (first sector, sectors) on the disk, and the block size."""
+    debugfs = E2FS / "debugfs"
+    text = run([debugfs, "-R", "stat <8>", image], 120).stdout
+    head = run([E2FS / "dumpe2fs", "-h", image], 120).stdout
+    found = re.search(r"^Block size:\s+(\d+)$", head, re.M)
+    if not found:
+        raise LabError(f"dumpe2fs does not tell the block size of {image}")
+    block = int(found[1])
+    per = block // model.SECTOR
+    extents = []
+    for first, last, at, _ in _EXTENT.findall(text):
+        count = int(last or first) - int(first) + 1
+        extents.append((int(at) * per, count * per))
+    if not extents:
+        raise LabError(f"no journal found in {image}")
+    return extents, block
+
+
+# -- guests -----------------------------------------------------------------
+
+
+@dataclass
+class Step:
+    """One command in the guest; {mnt} stands for the mounted disk."""
+
+    name: str
+    command: list[str]
+    options: str
+    title: str = ""
+    trace: bool = True
+    cold: bool = True
+    timeout: float = 1800
+
+    def as_dict(self) -> dict:
+        return {**self.__dict__, "title": self.title or self.name}
+
+
+@dataclass
+class Report:
+    """What a guest told; traces are read when asked for."""
+
+    share: Path
+    facts: dict
+    steps: dict[str, dict] = field(default_factory=dict)
+
+    def requests(self, step: str) -> list[model.Request]:
+        return model.read_trace(self.share / f"{step}.trace.gz")
+
+    def output(self, step: str) -> str:
+        return (self.share / f"{step}.out").read_text()
+
+    def json(self, step: str) -> dict:
+        return json.loads(self.output(step))
+
+    def figures(self, step: str) -> dict:
+        told = self.steps[step]
+        return {
+            **model.summary(self.requests(step)),
+            "wall": told["wall"],
+            "cpu_seconds": told["cpu_seconds"],
+            "commits": told["commits"],
+        }
+
+
+def run_guest(image: Path, kind: str, steps: list[Step], share: Path, memory: str, timeout: float) -> Report:
+    """Boot the kernel under test and carry out the steps on the image."""
+    import vm  # tests/vm
+
+    share.mkdir(parents=True, exist_ok=True)
+    job = {"disk": "vda", "fstype": fs_type(kind), "steps": [s.as_dict() for s in steps]}
+    path = share / "job.json"
+    path.write_text(json.dumps(job))
+    result = share / "result.json"
+    result.unlink(missing_ok=True)
+    try:
+        told = vm.run(
+            # -I: nothing of the user's; -B: the source tree is read only there
+            [sys.executable, "-B", str(BENCH / "guest.py"), str(path)],
+            kernel=KERNEL,
+            memory=memory,
+            disks=[image],
+            shares=[share],
+            timeout=timeout,
+            log=share / "kernel.log",
+            cwd=str(share),
+            stream=True,
+        )
+    except vm.VMError as error:
+        raise LabError(str(error)) from error
+    if not told.ok:
+        raise LabError(told.explain())
+    facts = json.loads(result.read_text())
+    if not facts.get("done"):
+        raise LabError(f"the guest did not finish its steps; see {share}")
+    return Report(share, facts, {s["name"]: s for s in facts["steps"]})
+
+
+# -- filled images, kept in the cache -----------------------------------------
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    with open(path, "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"  waiting for another run that uses {path.parent}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+class ImageCache:
+    """One image a label; its inputs' hash tells whether it still holds."""
+
+    def __init__(self, label: str, inputs: dict):
+        self.dir = cache_dir() / label
+        self.dir.mkdir(parents=True, exist_ok=True)
+        self.inputs = inputs
+        text = json.dumps(inputs, sort_keys=True)
+        self.key = hashlib.sha256(text.encode()).hexdigest()
+        self.image = self.dir / "disk.img"
+        self.meta = self.dir / "meta.json"
+
+    def lock(self):
+        return locked(self.dir / "lock")
+
+    def get(self) -> dict | None:
+        try:
+            meta = json.loads(self.meta.read_text())
+        except (OSError, ValueError):
+            return None
+        return meta if meta.get("key") == self.key and self.image.exists() else None
+
+    def drop(self) -> None:
+        self.meta.unlink(missing_ok=True)
+        self.image.unlink(missing_ok=True)
+
+    def put(self, image: Path, told: dict) -> None:
+        self.drop()
+        image.rename(self.image)
+        part = self.meta.with_suffix(".part")
+        part.write_text(json.dumps({"key": self.key, "inputs": self.inputs, "told": told}))
+        part.rename(self.meta)
+
+
+def fill_inputs(kind: str, **parameters) -> dict:
+    inputs = {
+        "kernel": sha256(KERNEL),
+        "mkfs": mkfs_identity(kind),
+        "kind": kind,
+        "size": DISK_BYTES,
+        **parameters,
+    }
+    for name in FILL_SOURCES:
+        inputs[name] = sha256(BENCH / name)
+    return inputs
+
+
+# -- tables -----------------------------------------------------------------
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """Plain text; the first column to the left, figures to the right."""
+    widths = [max(len(r[i]) for r in [head, *rows]) for i in range(len(head))]
+    lines = []
+    for row in (head, ["-" * w for w in widths], *rows):
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def pick_python() -> None:
+    """Run again with the project's own Python when this one lacks matplotlib."""
+    own = BUILD / "venv" / "bin" / "python3"
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        if not own.exists() or os.environ.get("ITREE_BENCH_PYTHON"):
+            raise LabError("matplotlib is missing: run `make deps`") from error
+        os.environ["ITREE_BENCH_PYTHON"] = str(own)
+        os.execv(own, [str(own), *sys.argv])

@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-only
+"""Price a block trace on the disk model of docs/design.md, section 1.
+
+A 10,000 rpm disk of 150 GB that moves 75 MB/s. With x = distance / capacity
+a seek takes 0.4 + 7.3*sqrt(x) ms up to x = 1/3, then 4.6 + 8.4*(x - 1/3) ms,
+plus 3 ms of turn. A forward gap of at most 2 MiB costs the lesser of reading
+through it and seeking over it. Requests are taken in the order they were
+issued. Megabytes and gigabytes are decimal here, as disks are sold.
+
+The design leaves two things open, settled here: the head starts at address 0,
+and a request that starts where the one before it ended costs its transfer
+alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import gzip
+import json
+import math
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+SECTOR = 512
+CAPACITY = 150_000_000_000
+BYTES_PER_SECOND = 75_000_000
+GAP = 2 << 20
+TURN_MS = 3.0
+
+HEADER = "#itree-trace 1"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One block request: seconds since the recorder started, where, how much."""
+
+    time: float
+    rwbs: str
+    sector: int
+    sectors: int
+    comm: str
+
+    @property
+    def is_read(self) -> bool:
+        return "R" in self.rwbs
+
+    @property
+    def is_write(self) -> bool:
+        return "W" in self.rwbs
+
+    @property
+    def moves_data(self) -> bool:
+        """True for reads and writes; flushes and discards move no data."""
+        return self.sectors > 0 and (self.is_read or self.is_write)
+
+
+@dataclass
+class Price:
+    """What a sequence of requests costs."""
+
+    requests: int = 0
+    bytes: int = 0
+    seeks: int = 0
+    read_through: int = 0
+    seconds: float = 0.0
+
+    @property
+    def mib(self) -> float:
+        return self.bytes / (1 << 20)
+
+    def as_dict(self) -> dict[str, float]:
+        return {**asdict(self), "mib": self.mib}
+
+
+def seek_ms(distance: int) -> float:
+    """Time to get the head over `distance` bytes and wait for the sector."""
+    x = distance / CAPACITY
+    move = 0.4 + 7.3 * math.sqrt(x) if x <= 1 / 3 else 4.6 + 8.4 * (x - 1 / 3)
+    return move + TURN_MS
+
+
+def transfer_ms(size: int) -> float:
+    return size / BYTES_PER_SECOND * 1000
+
+
+def cost_ms(head: int, start: int, size: int) -> tuple[float, bool, bool]:
+    """Cost of one request, whether it is a seek, whether the gap is read."""
+    transfer = transfer_ms(size)
+    gap = start - head
+    if gap == 0:
+        return transfer, False, False
+    seek = seek_ms(abs(gap))
+    if 0 < gap <= GAP and transfer_ms(gap) <= seek:
+        return transfer_ms(gap) + transfer, True, True
+    return seek + transfer, True, False
+
+
+def walk(requests: Iterable[Request]) -> Iterator[tuple[float, Request, bool, bool]]:
+    """Yield (seconds when done, request, is a seek, gap is read) in order."""
+    head = 0
+    clock = 0.0
+    for req in requests:
+        if not req.moves_data:
+            continue
+        start = req.sector * SECTOR
+        size = req.sectors * SECTOR
+        ms, sought, through = cost_ms(head, start, size)
+        clock += ms / 1000
+        head = start + size
+        yield clock, req, sought, through
+
+
+def price(requests: Iterable[Request]) -> Price:
+    """Price requests in their order. Flushes and discards are left out.
+
+    `seeks` counts all requests that do not start where the one before ended;
+    `read_through` says for how many of them reading the gap was cheaper.
+    """
+    total = Price()
+    for clock, req, sought, through in walk(requests):
+        total.requests += 1
+        total.bytes += req.sectors * SECTOR
+        total.seeks += sought
+        total.read_through += through
+        total.seconds = clock
+    return total
+
+
+def summary(requests: list[Request]) -> dict[str, object]:
+    """Reads priced alone, writes counted, and everything priced together."""
+    return {
+        "reads": price(r for r in requests if r.is_read).as_dict(),
+        "writes": price(r for r in requests if r.is_write).as_dict(),
+        "all": price(requests).as_dict(),
+        "flushes": sum(1 for r in requests if r.rwbs.startswith("F")),
+    }
+
+
+def blocks_written(requests: Iterable[Request], extents: Iterable[tuple[int, int]], block_size: int) -> int:
+    """File system blocks that writes put into extents of (first sector, sectors).
+
+    Used for the journal: whatever the reason of the write (descriptor, data,
+    commit, revoke, journal superblock), it is counted when issued to the disk.
+    """
+    spans = sorted(extents)
+    starts = [first for first, _ in spans]
+    sectors = 0
+    for req in requests:
+        if not req.is_write or not req.sectors:
+            continue
+        end = req.sector + req.sectors
+        at = max(bisect.bisect_right(starts, req.sector) - 1, 0)
+        while at < len(spans) and spans[at][0] < end:
+            first, length = spans[at]
+            sectors += max(0, min(end, first + length) - max(req.sector, first))
+            at += 1
+    return -(-sectors * SECTOR // block_size)
+
+
+def write_trace(path: Path, requests: Iterable[Request]) -> None:
+    with gzip.open(path, "wt", compresslevel=6) as out:
+        out.write(HEADER + "\n")
+        for r in requests:
+            out.write(f"{r.time:.6f}\t{r.rwbs}\t{r.sector}\t{r.sectors}\t{r.comm}\n")
+
+
+def read_trace(path: Path) -> list[Request]:
+    requests = []
+    with gzip.open(path, "rt") as lines:
+        if next(lines, "").rstrip("\n") != HEADER:
+            raise ValueError(f"{path}: not a trace made by bench/blocktrace.py")
+        for number, line in enumerate(lines, 2):
+            parts = line.rstrip("\n").split("\t")
+            if len(parts) != 5:
+                raise ValueError(f"{path}:{number}: 5 fields are wanted")
+            time, rwbs, sector, sectors, comm = parts
+            requests.append(Request(float(time), rwbs, int(sector), int(sectors), comm))
+    return requests
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("trace", type=Path, nargs="+", help="made by bench/blocktrace.py")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    args = parser.parse_args()
+    results = {str(path): summary(read_trace(path)) for path in args.trace}
+    if args.json:
+        json.dump(results, sys.stdout, indent=2)
+        print()
+        return 0
+    print(f"{'what':8}{'requests':>10}{'MiB':>10}{'seeks':>10}{'seconds':>10}")
+    for path, result in results.items():
+        print(path)
+        for what in ("reads", "writes", "all"):
+            p = result[what]
+            print(f"  {what:6}{p['requests']:>10,}{p['mib']:>10,.1f}{p['seeks']:>10,}{p['seconds']:>10.2f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""Tests of bench/."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
