@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-only
-"""Carry out a list of steps on one disk inside the guest; see bench/README.md.
+"""Carry out a list of steps on disks inside the guest; see bench/README.md.
 
 The job is a JSON file that bench/lab.py writes; results go to result.json
 next to it after every step. A step runs one command, cold (fresh mount and
@@ -35,48 +35,49 @@ def put(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-class Guest:
-    def __init__(self, job: dict, share: Path):
-        self.job = job
-        self.share = share
-        self.disk = job["disk"]
-        self.mounted = ""
+class Disk:
+    """One of the guest's disks and its file system."""
+
+    def __init__(self, name: str, fstype: str):
+        self.name = name
+        self.fstype = fstype
+        self.options = ""
+        self.where = MOUNTPOINT / name
 
     def mount(self, options: str) -> None:
-        MOUNTPOINT.mkdir(parents=True, exist_ok=True)
-        run(["mount", "-t", self.job["fstype"], "-o", options, f"/dev/{self.disk}", MOUNTPOINT])
-        self.mounted = options
+        self.where.mkdir(parents=True, exist_ok=True)
+        run(["mount", "-t", self.fstype, "-o", options, f"/dev/{self.name}", self.where])
+        self.options = options
 
     def umount(self) -> None:
-        if self.mounted:
-            run(["umount", MOUNTPOINT], timeout=900)
-            self.mounted = ""
+        if self.options:
+            run(["umount", self.where], timeout=900)
+            self.options = ""
 
     def settle(self) -> None:
         """Leave nothing dirty and nothing cached."""
         os.sync()
         put(Path("/proc/sys/vm/drop_caches"), "3")
         for _ in range(300):
-            if not blocktrace.disk_stat(self.disk)["in_flight"]:
+            if not blocktrace.disk_stat(self.name)["in_flight"]:
                 return
             time.sleep(0.1)
-        raise RuntimeError(f"{self.disk} does not come to rest")
+        raise RuntimeError(f"{self.name} does not come to rest")
 
     def queue(self) -> dict[str, str]:
-        base = Path(f"/sys/block/{self.disk}/queue")
+        base = Path(f"/sys/block/{self.name}/queue")
         return {name: (base / name).read_text().strip() for name in QUEUE}
 
-    def journal(self) -> dict[str, int]:
-        """Commits so far, as jbd2 counts them."""
-        for info in Path("/proc/fs/jbd2").glob(f"{self.disk}-*/info"):
-            words = info.read_text().split()
-            return {"commits": int(words[0])}
-        return {}
+    def commits(self) -> int:
+        """Journal commits since the mount, as jbd2 counts them."""
+        for info in Path("/proc/fs/jbd2").glob(f"{self.name}-*/info"):
+            return int(info.read_text().split()[0])
+        return 0
 
     def counters(self) -> dict[str, int]:
         """The tree's own counters, where the kernel has them."""
         found = {}
-        base = Path(f"/sys/fs/ext4/{self.disk}")
+        base = Path(f"/sys/fs/ext4/{self.name}")
         for path in sorted(base.glob("itree*")) + sorted(base.glob("itree*/*")):
             if path.is_file():
                 try:
@@ -85,75 +86,71 @@ class Guest:
                     continue
         return found
 
-    def step(self, step: dict) -> dict:
-        options = step["options"]
-        if step["cold"] or options != self.mounted:
-            self.umount()
-            self.mount(options)
-        if step["cold"]:
-            self.settle()
-        command = [part.replace("{mnt}", str(MOUNTPOINT)) for part in step["command"]]
-        output = self.share / f"{step['name']}.out"
-        told: dict[str, object] = {"name": step["name"], "command": command, "options": options}
-        commits = self.journal().get("commits", 0)
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        if step["trace"]:
-            told |= blocktrace.record(
-                command,
-                self.disk,
-                self.share / f"{step['name']}.trace.gz",
-                output,
-                step["timeout"],
-            )
-        else:
-            begin = time.monotonic()
-            with open(output, "wb") as out:
-                done = subprocess.run(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    timeout=step["timeout"],
-                    check=False,
-                )
-            told |= {"status": done.returncode, "wall": time.monotonic() - begin}
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        told["cpu_seconds"] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        told["commits"] = self.journal().get("commits", 0) - commits
-        told["counters"] = self.counters()
-        if told["status"]:
-            raise RuntimeError(f"{step['name']}: {command[0]} ended with {told['status']}")
-        return told
 
-    def main(self) -> None:
-        scheduler = Path(f"/sys/block/{self.disk}/queue/scheduler")
+def carry_out(disk: Disk, step: dict, share: Path) -> dict:
+    options = step["options"]
+    if step["cold"] or options != disk.options:
+        disk.umount()
+        disk.mount(options)
+    if step["cold"]:
+        disk.settle()
+    command = [part.replace("{mnt}", str(disk.where)) for part in step["command"]]
+    output = share / f"{step['name']}.out"
+    told: dict[str, object] = {"name": step["name"], "command": command, "options": options}
+    commits = disk.commits()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if step["trace"]:
+        trace = share / f"{step['name']}.trace.gz"
+        told |= blocktrace.record(command, disk.name, trace, output, step["timeout"])
+    else:
+        begin = time.monotonic()
+        with open(output, "wb") as out:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, timeout=step["timeout"], check=False)
+        told |= {"status": done.returncode, "wall": time.monotonic() - begin}
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    told["cpu_seconds"] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    told["commits"] = disk.commits() - commits
+    told["counters"] = disk.counters()
+    if told["status"]:
+        raise RuntimeError(f"{step['name']}: {command[0]} ended with {told['status']}")
+    return told
+
+
+def carry_out_all(job: dict, share: Path) -> None:
+    disks = {name: Disk(name, fstype) for name, fstype in job["disks"].items()}
+    for name in disks:
         # one queue of a rotating disk: what a SATA or SAS disk gets by default
-        put(scheduler, "mq-deadline")
-        memory = Path("/proc/meminfo").read_text().splitlines()[0].split()
-        result: dict[str, object] = {
-            "kernel": os.uname().release,
-            "memory_kib": int(memory[1]),
-            "itree": Path("/sys/fs/ext4/features/itree").exists(),
-            "queue": self.queue(),
-            "steps": [],
-        }
-        try:
-            for step in self.job["steps"]:
-                begin = time.monotonic()
-                told = self.step(step)
-                result["steps"].append(told)
-                (self.share / "result.json").write_text(json.dumps(result))
-                say(f"    {step['title']}: {told['wall']:.1f} s")
-                if time.monotonic() - begin > told["wall"] + 30:
-                    say(f"    ({time.monotonic() - begin:.0f} s with mounting and settling)")
-        finally:
-            self.umount()
-        (self.share / "result.json").write_text(json.dumps({**result, "done": True}))
+        put(Path(f"/sys/block/{name}/queue/scheduler"), "mq-deadline")
+    memory = Path("/proc/meminfo").read_text().splitlines()[0].split()
+    result: dict = {
+        "kernel": os.uname().release,
+        "memory_kib": int(memory[1]),
+        "itree": Path("/sys/fs/ext4/features/itree").exists(),
+        "queue": {name: disk.queue() for name, disk in disks.items()},
+        "steps": [],
+    }
+    try:
+        for number, step in enumerate(job["steps"]):
+            disk = disks[step["disk"]]
+            begin = time.monotonic()
+            told = carry_out(disk, step, share)
+            result["steps"].append(told)
+            (share / "result.json").write_text(json.dumps(result))
+            around = time.monotonic() - begin - told["wall"]
+            say(f"    {step['title']}: {told['wall']:.1f} s (and {around:.1f} s to mount and settle)")
+            later = [other["disk"] for other in job["steps"][number + 1 :]]
+            if disk.name not in later:
+                disk.umount()
+    finally:
+        for disk in disks.values():
+            disk.umount()
+    (share / "result.json").write_text(json.dumps({**result, "done": True}))
 
 
 def main() -> int:
     path = Path(sys.argv[1])
     try:
-        Guest(json.loads(path.read_text()), path.parent).main()
+        carry_out_all(json.loads(path.read_text()), path.parent)
     except (RuntimeError, OSError, blocktrace.TraceError, subprocess.SubprocessError) as error:
         say(f"guest: {error}")
         return 1

@@ -23,7 +23,7 @@ import model
 ROOT = Path(__file__).resolve().parent.parent
 BENCH = ROOT / "bench"
 BUILD = ROOT / "build"
-KERNEL = BUILD / "kernel" / "bzImage"
+KERNEL = Path(os.environ.get("ITREE_KERNEL") or BUILD / "kernel" / "bzImage").absolute()
 E2FS = BUILD / "e2fsprogs" / "root" / "sbin"
 
 sys.path.insert(0, str(ROOT / "tests" / "vm"))
@@ -246,6 +246,10 @@ def journal_extents(image: Path) -> tuple[list[tuple[int, int]], int]:
 # -- guests -----------------------------------------------------------------
 
 
+def disk_name(number: int) -> str:
+    return f"vd{chr(ord('a') + number)}"
+
+
 @dataclass
 class Step:
     """One command in the guest; {mnt} stands for the mounted disk."""
@@ -253,13 +257,14 @@ class Step:
     name: str
     command: list[str]
     options: str
+    disk: int = 0
     title: str = ""
     trace: bool = True
     cold: bool = True
     timeout: float = 1800
 
     def as_dict(self) -> dict:
-        return {**self.__dict__, "title": self.title or self.name}
+        return {**self.__dict__, "disk": disk_name(self.disk), "title": self.title or self.name}
 
 
 @dataclass
@@ -289,27 +294,30 @@ class Report:
         }
 
 
-def run_guest(image: Path, kind: str, steps: list[Step], share: Path, memory: str, timeout: float) -> Report:
-    """Boot the kernel under test and carry out the steps on the image."""
+def run_guest(volumes: list[tuple[Path, str]], steps: list[Step], share: Path, memory: str, timeout: float) -> Report:
+    """Boot the kernel under test and carry out the steps on (image, file system)s."""
     import vm  # tests/vm
 
     share.mkdir(parents=True, exist_ok=True)
-    job = {"disk": "vda", "fstype": fs_type(kind), "steps": [s.as_dict() for s in steps]}
+    disks = {disk_name(number): fs_type(kind) for number, (_, kind) in enumerate(volumes)}
+    job = {"disks": disks, "steps": [s.as_dict() for s in steps]}
     path = share / "job.json"
     path.write_text(json.dumps(job))
     result = share / "result.json"
     result.unlink(missing_ok=True)
     try:
         told = vm.run(
-            # -I: nothing of the user's; -B: the source tree is read only there
+            # -B: the source tree is read only there
             [sys.executable, "-B", str(BENCH / "guest.py"), str(path)],
             kernel=KERNEL,
             memory=memory,
-            disks=[image],
+            disks=[image for image, _ in volumes],
             shares=[share],
             timeout=timeout,
             log=share / "kernel.log",
             cwd=str(share),
+            # boot-time unit tests are not what is measured
+            append=["kunit.enable=0"],
             stream=True,
         )
     except vm.VMError as error:
