@@ -320,7 +320,7 @@ class Log:
             proc = subprocess.Popen(
                 [str(a) for a in argv],
                 cwd=cwd,
-                env={**os.environ, "LC_ALL": "C.UTF-8", **(env or {})},
+                env={**clean_environ(), "LC_ALL": "C.UTF-8", **(env or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -374,6 +374,11 @@ def ccache_env(what):
     env = {"CCACHE_DIR": os.environ.get("CCACHE_DIR", str(cache_dir() / "ccache"))}
     env["CCACHE_MAXSIZE"] = os.environ.get("CCACHE_MAXSIZE", "5G")
     return env, "ccache "
+
+
+def clean_environ():
+    """Our environment without what a calling make passes to its children."""
+    return {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")}
 
 
 def jobs():
