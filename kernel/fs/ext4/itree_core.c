@@ -140,19 +140,11 @@ static int check_order(struct itree *t, const struct itree_buf *b)
 	return 0;
 }
 
-/**
- * itree_check_node - check a node in use on its own
- * @t: open tree, or one that is being opened when @buf is the root
- * @buf: node whose checksum has been verified
- *
- * Costs a pass over the entries, so do it once for a block that stays in
- * memory.  Returns 0 or -ITREE_CORRUPT.
- */
-int itree_check_node(struct itree *t, const struct itree_buf *buf)
+/* What costs nothing to check, so that every read does. */
+static int check_head(struct itree *t, const struct itree_buf *buf)
 {
 	const struct itree_head *h = node_head(buf);
 	u32 level = h->h_level;
-	int err;
 
 	if (le32_to_cpu(h->h_magic) != ITREE_MAGIC)
 		return itree_corrupt(t, "bad magic number", buf->lblk);
@@ -170,9 +162,32 @@ int itree_check_node(struct itree *t, const struct itree_buf *buf)
 		return itree_corrupt(t, "more entries than fit", buf->lblk);
 	if (!node_count(buf) && (level || !node_is_root(buf)))
 		return itree_corrupt(t, "empty node", buf->lblk);
-	err = check_order(t, buf);
+	return 0;
+}
+
+/**
+ * itree_check_node - check a node in use on its own
+ * @t: open tree, or one that is being opened when @buf is the root
+ * @buf: node whose checksum has been verified
+ *
+ * Costs a pass over the entries, so do it once for a block that stays in
+ * memory.  Returns 0 or -ITREE_CORRUPT.
+ */
+int itree_check_node(struct itree *t, const struct itree_buf *buf)
+{
+	int err = check_head(t, buf);
+
+	if (!err)
+		err = check_order(t, buf);
 	if (!err && node_is_root(buf))
 		err = check_root_info(t, buf);
+	return err;
+}
+
+static int check_or_put(struct itree *t, struct itree_buf *b, int err)
+{
+	if (err)
+		itree_put(t, b);
 	return err;
 }
 
@@ -191,16 +206,16 @@ int itree_read_node(struct itree *t, u32 lblk, struct itree_buf *b)
 		itree_buf_clear(b);
 		return ret;
 	}
-	if (!ret) {
-		ret = itree_check_node(t, b);
-		if (ret) {
-			itree_put(t, b);
-			return ret;
-		}
-		if (t->ops->checked)
-			t->ops->checked(t, b);
-	}
-	return 0;
+	/*
+	 * A block that passed the checks may since have been freed through
+	 * another pointer to it, if the tree is a bad one.
+	 */
+	if (ret)
+		return check_or_put(t, b, check_head(t, b));
+	ret = check_or_put(t, b, itree_check_node(t, b));
+	if (!ret && t->ops->checked)
+		t->ops->checked(t, b);
+	return ret;
 }
 
 /* Reads and checks a node of the free list; as itree_read_node(). */
@@ -226,6 +241,7 @@ int itree_read_free(struct itree *t, u32 lblk, struct itree_buf *b)
 	if (le32_to_cpu(h->h_magic) != ITREE_FREE_MAGIC ||
 	    h->h_version != ITREE_VERSION || h->h_level || h->h_count ||
 	    h->h_limit || h->h_reserved ||
+	    itree_tail(b->data, t->block_size)->t_reserved ||
 	    (next && !lblk_in_segment(next, blocks))) {
 		itree_put(t, b);
 		return itree_corrupt(t, "bad node in free list", lblk);
