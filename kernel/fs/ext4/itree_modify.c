@@ -238,7 +238,9 @@ static bool at_right_edge(const struct itree_cursor *cur)
 /*
  * Splits the full node at @level to make room for an entry at @pos and puts
  * the entry in.  An insert behind all keys opens a new node instead, so that
- * files created in inode order leave full nodes behind.  Returns in *@key and
+ * files created in inode order leave full nodes behind.  The new node gets a
+ * few entries to start with: else a file created and deleted over and over
+ * just here would split and free a node each time.  Returns in *@key and
  * *@child the entry that the parent has to take.
  */
 static int split_node(struct itree *t, struct insert *in, u32 level, u32 pos,
@@ -247,7 +249,7 @@ static int split_node(struct itree *t, struct insert *in, u32 level, u32 pos,
 	struct itree_buf *left = &in->cur.step[level].buf;
 	struct itree_buf *right = &in->fresh[in->used++];
 	u32 count = node_count(left);
-	u32 half = append ? count : count / 2;
+	u32 half = append ? count - count / 32 : count / 2;
 	u64 sep;
 	int err;
 
@@ -616,6 +618,9 @@ int itree_delete(struct itree *t, u64 key)
 	ret = itree_seek(t, key, &d.cur);
 	if (ret == ITREE_END || (!ret && itree_cursor_key(&d.cur) != key))
 		ret = -ENOENT;
+	if (!ret && !node_info(&t->root)->r_keys)
+		ret = itree_corrupt(t, "fewer keys counted than there are",
+				    ITREE_SEG_START);
 	if (!ret)
 		ret = delete_plan(&d);
 	if (!ret)
