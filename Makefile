@@ -5,8 +5,9 @@
 MAKEFLAGS += --no-print-directory
 PYTHON := build/venv/bin/python
 MEM ?= 1G
+TIMEOUT ?= 600
 
-.PHONY: help deps fetch kernel e2fsprogs vm demo test lint clean distclean \
+.PHONY: help deps fetch kernel e2fsprogs vm demo test lint format clean distclean \
 	test-core test-sources test-bench test-e2fsprogs test-vm test-kernel
 
 help: ## this list
@@ -24,9 +25,9 @@ kernel: ## build the kernel under test into build/kernel/bzImage
 e2fsprogs: ## build e2fsprogs into build/e2fsprogs/root
 	@e2fsprogs/build
 
-vm: $(PYTHON) ## run CMD='...' in that kernel (MEM=1G, DISK='a.img b.img', SHARE=dir, KERNEL=bzImage)
+vm: $(PYTHON) ## run CMD='...' in that kernel (MEM=1G, DISK='a.img b.img', SHARE=dir, TIMEOUT=600)
 	@test -n "$$CMD" || { echo "make vm: say what to run, as in: make vm CMD='uname -a'" >&2; exit 2; }
-	@tests/vm/run --memory $(MEM) $(addprefix --kernel ,$(KERNEL)) $(addprefix --disk ,$(DISK)) \
+	@tests/vm/run --memory $(MEM) --timeout $(TIMEOUT) $(addprefix --kernel ,$(KERNEL)) $(addprefix --disk ,$(DISK)) \
 		$(addprefix --share ,$(SHARE)) -- "$$CMD"
 
 demo: $(PYTHON) ## the main job: list and back up a huge directory, tree ignored and tree used
@@ -55,6 +56,9 @@ test-kernel: $(PYTHON) ## the file system in the kernel, and KUnit
 
 lint: $(PYTHON) ## licence lines, shellcheck, ruff, clang-format, checkpatch, sparse, W=1
 	@tests/lint
+
+format: $(PYTHON) ## put our C and Python into the format that lint wants
+	@tests/lint --format
 
 clean: ## remove what was built; keeps build/venv and the cache
 	@find build -mindepth 1 -maxdepth 1 ! -name venv -exec rm -rf {} + 2>/dev/null || true

@@ -254,7 +254,10 @@ class Tree:
                     shutil.copy(src, scratch / rel)
             for patch, touched in targets:
                 self._apply(patch, scratch, release, touched)
-            for rel in sorted(set(managed) | set(state.get("managed", []))):
+            # Noted before anything changes, so that a broken-off run is put right by the next.
+            both = sorted(set(managed) | set(state.get("managed", [])))
+            self.state.write_text(json.dumps({**state, "managed": both}))
+            for rel in both:
                 if rel in managed:
                     want = scratch / rel
                 else:
