@@ -261,7 +261,7 @@ int main(int argc, char **argv)
 		if (opt.sync_every && steps % opt.sync_every == 0 &&
 		    syncfs(dir))
 			die("syncfs");
-		if (!opt.quiet && steps % 1024 == 0 && now() - shown >= 2) {
+		if (!opt.quiet && steps % 1024 == 0 && now() - shown >= 10) {
 			shown = now();
 			fprintf(stderr,
 				"fill: %" PRIu64 " of %" PRIu64
