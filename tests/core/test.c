@@ -10,6 +10,7 @@
 #define TIME_LIMIT 600	/* seconds a case */
 
 char test_note[256];
+bool test_abort;
 
 static unsigned int cases, failures;
 
@@ -26,6 +27,8 @@ void test_fail(const char *file, int line, const char *fmt, ...)
 		printf(" [%s]", test_note);
 	printf("\n");
 	fflush(stdout);
+	if (test_abort)
+		abort();
 	_exit(1);
 }
 

@@ -36,6 +36,8 @@ test_fail(const char *file, int line, const char *fmt, ...);
 
 /* Shown with a failed check: what was going on. */
 extern char test_note[256];
+/* Failed checks abort, for the fuzzer to see. */
+extern bool test_abort;
 
 /*
  * Runs fn(arg) in a child process with a time limit and prints one TAP line.
