@@ -218,6 +218,14 @@ def test_warning_in_the_log_fails_the_run():
     assert WARN in res.stderr and res.stdout == "done\n"
 
 
+def test_failed_kunit_case_fails_the_run():
+    lines = ("    # Subtest: made_up", "    not ok 1 worse", "not ok 1 made_up")
+    command = "; ".join(f"echo '{line}' >/dev/kmsg" for line in lines)
+    res = vm.run(command, timeout=240)
+    assert res.exit_code == 0 and res.code == vm.EXIT_PROBLEM
+    assert res.problems == ["KUnit: made_up.worse failed"]
+
+
 def test_allowed_warning_passes():
     res = cli("--timeout", "240", "--allow", r"at fs/ext4/itree\.c:1 made_up", "--", f"echo '{WARN}' >/dev/kmsg")
     assert res.returncode == 0, res.stderr
