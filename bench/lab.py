@@ -196,7 +196,8 @@ def mkfs_identity(kind: str) -> str:
 def mount_options(kind: str, ignore_tree: bool = False) -> str:
     options = "noatime"
     if kind in ("ext4", "itree"):
-        options += ",noinit_itable"
+        # nothing in the trace that a kernel thread does some seconds after any mount
+        options += ",noinit_itable,no_prefetch_block_bitmaps"
     if ignore_tree:
         options += ",noitree"
     return options
