@@ -140,29 +140,28 @@ static int check_order(struct itree *t, const struct itree_buf *b)
 	return 0;
 }
 
-/* What costs nothing to check, so that every read does. */
-static int check_head(struct itree *t, const struct itree_buf *buf)
+/* The rules that cost nothing to check; a block in memory may be any node. */
+static int check_head(struct itree *t, const struct itree_buf *b)
 {
-	const struct itree_head *h = node_head(buf);
+	const struct itree_head *h = node_head(b);
 	u32 level = h->h_level;
 
 	if (le32_to_cpu(h->h_magic) != ITREE_MAGIC)
-		return itree_corrupt(t, "bad magic number", buf->lblk);
+		return itree_corrupt(t, "bad magic number", b->lblk);
 	if (h->h_version != ITREE_VERSION)
-		return itree_corrupt(t, "unknown format version", buf->lblk);
+		return itree_corrupt(t, "unknown format version", b->lblk);
 	if (level >= ITREE_MAX_DEPTH)
-		return itree_corrupt(t, "too many levels", buf->lblk);
+		return itree_corrupt(t, "too many levels", b->lblk);
 	if (h->h_reserved || h->h_next ||
-	    itree_tail(buf->data, t->block_size)->t_reserved)
-		return itree_corrupt(t, "reserved field set", buf->lblk);
-	if (node_limit(buf) != itree_limit(t->block_size, node_is_root(buf),
-					   level))
-		return itree_corrupt(t, "bad limit", buf->lblk);
-	if (node_count(buf) > node_limit(buf))
-		return itree_corrupt(t, "more entries than fit", buf->lblk);
-	if (!node_count(buf) && (level || !node_is_root(buf)))
-		return itree_corrupt(t, "empty node", buf->lblk);
-	return 0;
+	    itree_tail(b->data, t->block_size)->t_reserved)
+		return itree_corrupt(t, "reserved field set", b->lblk);
+	if (node_limit(b) != itree_limit(t->block_size, node_is_root(b), level))
+		return itree_corrupt(t, "bad limit", b->lblk);
+	if (node_count(b) > node_limit(b))
+		return itree_corrupt(t, "more entries than fit", b->lblk);
+	if (!node_count(b) && (level || !node_is_root(b)))
+		return itree_corrupt(t, "empty node", b->lblk);
+	return node_is_root(b) ? check_root_info(t, b) : 0;
 }
 
 /**
@@ -177,11 +176,7 @@ int itree_check_node(struct itree *t, const struct itree_buf *buf)
 {
 	int err = check_head(t, buf);
 
-	if (!err)
-		err = check_order(t, buf);
-	if (!err && node_is_root(buf))
-		err = check_root_info(t, buf);
-	return err;
+	return err ? err : check_order(t, buf);
 }
 
 static int check_or_put(struct itree *t, struct itree_buf *b, int err)

@@ -40,7 +40,8 @@ struct itree_buf {
  *
  * read:    fill @buf with logical block @lblk.  Verifies the checksum.
  *          Returns 0 for a block not looked at since it came from disk,
- *          1 for one that passed itree's checks since (skips them).
+ *          1 for one that passed itree's checks since (then the order of its
+ *          entries is not checked again).
  * checked: may be NULL; told that @buf passed the checks.
  * grow:    map @lblk (or take it as it is, if it is mapped already) and fill
  *          @buf with a zeroed block that may be modified at once.

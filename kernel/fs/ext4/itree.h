@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The itree in ext4: what namei.c, dir.c, super.c and sysfs.c see of it.
+ *
+ * A directory's tree changes only under its exclusive i_rwsem, in the handle
+ * that changes the directory; readdir reads it under the shared i_rwsem.
+ */
+#ifndef _EXT4_ITREE_H
+#define _EXT4_ITREE_H
+
+#include "itree_core.h"
+
+struct ext4_itree_scan;
+
+/* Directories get a tree when they reach this many blocks ... */
+#define EXT4_ITREE_MIN_BLOCKS	16
+/*
+ * ... or later, when that failed, up to this many: beyond, the build does not
+ * fit into the transaction of the create that causes it.  readdir sorts
+ * directories without a tree in memory up to here.
+ */
+#define EXT4_ITREE_SORT_BLOCKS	64
+
+/* Counters of a mounted file system, shown in sysfs. */
+enum ext4_itree_stat {
+	EXT4_ITREE_BUILDS,
+	EXT4_ITREE_DROPS,
+	EXT4_ITREE_SPLITS,
+	EXT4_ITREE_MERGES,
+	EXT4_ITREE_INSERTS,
+	EXT4_ITREE_DELETES,
+	EXT4_ITREE_NR_STATS
+};
+
+/* What ext4_itree_entry_key() says when there is no key to tell. */
+#define EXT4_ITREE_NO_KEY	0ULL		/* the directory has no tree */
+#define EXT4_ITREE_BAD_KEY	1ULL		/* the tree cannot be read */
+
+/* itree_dir.c: keeping the tree with the directory */
+bool ext4_dir_has_itree(struct inode *dir);
+int ext4_itree_credits(struct inode *dir);
+int ext4_itree_reserve(handle_t *handle, struct inode *dir, u32 inserts);
+int ext4_itree_reserve_rename(handle_t *handle, struct inode *old_dir,
+			      bool whiteout, struct inode *new_dir,
+			      bool replace);
+void ext4_itree_add(handle_t *handle, struct inode *dir, u32 ino, u32 hash);
+u64 ext4_itree_entry_key(struct inode *dir, struct ext4_dir_entry_2 *de);
+void ext4_itree_remove(handle_t *handle, struct inode *dir, u64 key);
+void ext4_itree_renumber(handle_t *handle, struct inode *dir,
+			 struct ext4_dir_entry_2 *de, u64 old_key, u32 old_ino);
+void ext4_itree_drop(handle_t *handle, struct inode *dir, const char *why);
+
+/* itree_scan.c: readdir in inode order */
+int ext4_itree_readdir(struct file *file, struct dir_context *ctx,
+		       struct ext4_itree_scan **scanp);
+void ext4_itree_scan_free(struct ext4_itree_scan *scan);
+int ext4_itree_store_dirent(struct ext4_itree_scan *s, u32 hash,
+			    struct ext4_dir_entry_2 *de,
+			    const struct fscrypt_str *name);
+void ext4_itree_scans_renumber(struct inode *dir, struct ext4_dir_entry_2 *de,
+			       u32 old_ino);
+
+/* In namei.c, for itree_dir.c and itree_scan.c */
+struct buffer_head *ext4_read_any_dirblock(struct inode *dir,
+					   ext4_lblk_t block);
+int ext4_htree_find_leaf(struct inode *dir, u32 hash, ext4_lblk_t *block,
+			 u32 *next);
+
+#endif /* _EXT4_ITREE_H */

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Reading ahead for a scan in inode order: the directory's own blocks, which
+ * lookups are about to touch in random order, and the inode tables behind the
+ * names to come.
+ */
+#include <linux/fs.h>
+#include <linux/buffer_head.h>
+#include <linux/blkdev.h>
+#include <linux/mm.h>
+#include <linux/slab.h>
+#include <linux/sort.h>
+#include "ext4.h"
+#include "itree.h"
+#include "itree_glue.h"
+
+/* Runs of a fragmented directory that are sorted by address at once. */
+#define MAX_RUNS	4096U
+
+struct run {
+	ext4_fsblk_t	pblk;
+	u32		len;
+};
+
+/**
+ * ext4_itree_ahead_limit - blocks worth reading ahead of a scan
+ *
+ * An eighth of the memory: more would be gone before it is used.  In units of
+ * pages, which no file system block exceeds.
+ */
+u32 ext4_itree_ahead_limit(void)
+{
+	return min_t(unsigned long, totalram_pages() / 8, 1U << 20);
+}
+
+/*
+ * Unlike ext4_sb_breadahead_unmovable() this may reclaim: the readahead of a
+ * scan is of most use where memory is short.
+ */
+static void ahead_one(struct super_block *sb, ext4_fsblk_t pblk)
+{
+	struct buffer_head *bh;
+
+	bh = bdev_getblk(sb->s_bdev, pblk, sb->s_blocksize,
+			 GFP_NOFS | __GFP_NORETRY | __GFP_NOWARN);
+	if (!bh)
+		return;
+	if (!buffer_uptodate(bh) && trylock_buffer(bh))
+		ext4_read_bh_nowait(bh, REQ_RAHEAD, NULL, false);
+	brelse(bh);
+}
+
+static int cmp_runs(const void *a, const void *b)
+{
+	const struct run *x = a, *y = b;
+
+	return x->pblk < y->pblk ? -1 : x->pblk > y->pblk;
+}
+
+/* Adds the runs of logical blocks first..first+count-1; returns their number. */
+static u32 map_runs(struct inode *dir, ext4_lblk_t first, u32 count,
+		    struct run *runs, u32 nr)
+{
+	while (count && nr < MAX_RUNS) {
+		struct ext4_map_blocks map = { .m_lblk = first,
+					       .m_len = count };
+		int ret = ext4_map_blocks(NULL, dir, &map, 0);
+
+		if (ret < 0)
+			break;
+		if (ret > 0) {
+			runs[nr].pblk = map.m_pblk;
+			runs[nr++].len = ret;
+		}
+		/* A hole: its length is in m_len. */
+		ret = max(ret, 1);
+		first += ret;
+		count -= ret;
+	}
+	return nr;
+}
+
+static void read_runs(struct super_block *sb, struct run *runs, u32 nr)
+{
+	struct blk_plug plug;
+	u32 i, j;
+
+	sort(runs, nr, sizeof(*runs), cmp_runs, NULL);
+	blk_start_plug(&plug);
+	for (i = 0; i < nr; i++) {
+		cond_resched();
+		for (j = 0; j < runs[i].len; j++)
+			ahead_one(sb, runs[i].pblk + j);
+	}
+	blk_finish_plug(&plug);
+}
+
+/**
+ * ext4_itree_ahead_range - start reading some of a directory's blocks
+ * @first: logical block
+ * @count: blocks
+ */
+void ext4_itree_ahead_range(struct inode *dir, ext4_lblk_t first, u32 count)
+{
+	struct run *runs;
+
+	runs = kvmalloc_array(min(count, MAX_RUNS), sizeof(*runs),
+			      GFP_NOFS | __GFP_NOWARN);
+	if (!runs)
+		return;
+	count = min(count, MAX_RUNS);
+	read_runs(dir->i_sb, runs, map_runs(dir, first, count, runs, 0));
+	kvfree(runs);
+}
+
+/**
+ * ext4_itree_ahead_dir - start reading a directory in one sweep
+ * @tree_blocks: of its tree
+ *
+ * Only if all of it stays in memory.
+ */
+void ext4_itree_ahead_dir(struct inode *dir, u32 tree_blocks)
+{
+	u64 blocks = dir->i_size >> dir->i_blkbits;
+	struct run *runs;
+	u32 nr;
+
+	if (blocks + tree_blocks > ext4_itree_ahead_limit())
+		return;
+	runs = kvmalloc_array(MAX_RUNS, sizeof(*runs),
+			      GFP_NOFS | __GFP_NOWARN);
+	if (!runs)
+		return;
+	nr = map_runs(dir, ITREE_SEG_START, tree_blocks, runs, 0);
+	nr = map_runs(dir, 0, blocks, runs, nr);
+	read_runs(dir->i_sb, runs, nr);
+	kvfree(runs);
+}
+
+/* Block of the inode table that holds an inode, or 0. */
+static ext4_fsblk_t itable_block(struct super_block *sb, u32 ino)
+{
+	struct ext4_group_desc *gdp;
+	u32 index;
+
+	if (!ext4_valid_inum(sb, ino))
+		return 0;
+	gdp = ext4_get_group_desc(sb, (ino - 1) / EXT4_INODES_PER_GROUP(sb),
+				  NULL);
+	if (!gdp)
+		return 0;
+	index = (ino - 1) % EXT4_INODES_PER_GROUP(sb);
+	return ext4_inode_table(sb, gdp) +
+	       index / EXT4_SB(sb)->s_inodes_per_block;
+}
+
+/**
+ * ext4_itree_ahead_inodes - start reading inode table blocks
+ * @ino: inode numbers, ascending
+ * @nr: how many
+ * @stride: bytes from one to the next
+ * @blocks: stop after so many blocks
+ *
+ * Returns how many of the numbers have been dealt with.
+ */
+u32 ext4_itree_ahead_inodes(struct super_block *sb, const u32 *ino, u32 nr,
+			    size_t stride, u32 blocks)
+{
+	ext4_fsblk_t last = 0, block;
+	struct blk_plug plug;
+	u32 i;
+
+	blk_start_plug(&plug);
+	for (i = 0; i < nr && blocks; i++) {
+		block = itable_block(sb, *ino);
+		ino = (const u32 *)((const char *)ino + stride);
+		if (!block || block == last)
+			continue;
+		ahead_one(sb, block);
+		last = block;
+		blocks--;
+	}
+	blk_finish_plug(&plug);
+	return i;
+}

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * The itree core's block operations in ext4: buffers of the directory's own
+ * extent map, journaled like any other directory block.
+ */
+#include <linux/fs.h>
+#include <linux/buffer_head.h>
+#include <linux/slab.h>
+#include "ext4.h"
+#include "ext4_jbd2.h"
+#include "itree.h"
+#include "itree_glue.h"
+
+/* Blocks mapped at once when the segment grows: about as many as it has. */
+#define CHUNK_MIN	4U
+#define CHUNK_MAX	64U
+
+static __le32 node_csum(struct inode *dir, void *data, u32 lblk)
+{
+	__le32 n = cpu_to_le32(lblk);
+	u32 size = dir->i_sb->s_blocksize;
+	u32 crc;
+
+	crc = ext4_chksum(EXT4_SB(dir->i_sb), EXT4_I(dir)->i_csum_seed,
+			  (u8 *)&n, sizeof(n));
+	crc = ext4_chksum(EXT4_SB(dir->i_sb), crc, data,
+			  (u8 *)&itree_tail(data, size)->t_checksum -
+			  (u8 *)data);
+	return cpu_to_le32(crc);
+}
+
+static struct ext4_itree *to_et(struct itree *t)
+{
+	return container_of(t, struct ext4_itree, t);
+}
+
+static void take_bh(struct itree_buf *buf, struct buffer_head *bh)
+{
+	buf->data = bh->b_data;
+	buf->priv = bh;
+}
+
+static int op_read(struct itree *t, u32 lblk, struct itree_buf *buf)
+{
+	struct inode *dir = to_et(t)->dir;
+	struct buffer_head *bh;
+
+	bh = ext4_bread(NULL, dir, lblk, 0);
+	if (IS_ERR(bh))
+		return PTR_ERR(bh);
+	if (!bh) {
+		t->why = "block of the tree is not mapped";
+		t->why_lblk = lblk;
+		return -EFSCORRUPTED;
+	}
+	/*
+	 * A block of the segment is marked verified when its checksum and its
+	 * contents have been found right; the mark goes with the buffer.
+	 */
+	if (buffer_verified(bh)) {
+		take_bh(buf, bh);
+		return 1;
+	}
+	if (ext4_has_metadata_csum(dir->i_sb) &&
+	    itree_tail(bh->b_data, t->block_size)->t_checksum !=
+	    node_csum(dir, bh->b_data, lblk)) {
+		brelse(bh);
+		t->why = "wrong checksum";
+		t->why_lblk = lblk;
+		return -EFSBADCRC;
+	}
+	take_bh(buf, bh);
+	return 0;
+}
+
+static void op_checked(struct itree *t, struct itree_buf *buf)
+{
+	set_buffer_verified((struct buffer_head *)buf->priv);
+}
+
+/* How many blocks to ask for, so that the segment stays in few pieces. */
+static u32 chunk_size(struct ext4_itree *et, u32 lblk)
+{
+	u32 have = lblk - ITREE_SEG_START;
+
+	if (et->chunk)
+		return et->chunk > have ? et->chunk - have : 1;
+	return clamp(have, CHUNK_MIN, CHUNK_MAX);
+}
+
+/*
+ * Maps @lblk and gives a zeroed, journaled buffer for it.  Blocks are mapped
+ * in chunks, so it may be mapped already; it may also be left over from a
+ * dropped tree and still be in the journal.  Neither content matters.
+ */
+static int op_grow(struct itree *t, u32 lblk, struct itree_buf *buf)
+{
+	struct ext4_itree *et = to_et(t);
+	struct super_block *sb = et->dir->i_sb;
+	struct ext4_map_blocks map = { .m_lblk = lblk, .m_len = 1 };
+	struct buffer_head *bh;
+	int ret;
+
+	ret = ext4_map_blocks(NULL, et->dir, &map, 0);
+	if (!ret) {
+		map.m_len = chunk_size(et, lblk);
+		ret = ext4_map_blocks(et->handle, et->dir, &map,
+				      EXT4_GET_BLOCKS_CREATE);
+	}
+	if (ret < 0)
+		return ret;
+	if (!ret)
+		return -ENOSPC;
+	bh = sb_getblk(sb, map.m_pblk);
+	if (!bh)
+		return -ENOMEM;
+
+	lock_buffer(bh);
+	if (map.m_flags & EXT4_MAP_NEW)
+		ret = ext4_journal_get_create_access(et->handle, sb, bh,
+						     EXT4_JTR_NONE);
+	else
+		ret = 0;
+	if (!ret && !buffer_uptodate(bh)) {
+		memset(bh->b_data, 0, sb->s_blocksize);
+		set_buffer_uptodate(bh);
+	}
+	unlock_buffer(bh);
+	if (!ret && !(map.m_flags & EXT4_MAP_NEW))
+		ret = ext4_journal_get_write_access(et->handle, sb, bh,
+						    EXT4_JTR_NONE);
+	if (ret) {
+		brelse(bh);
+		return ret;
+	}
+	memset(bh->b_data, 0, sb->s_blocksize);
+	set_buffer_verified(bh);
+	take_bh(buf, bh);
+	return 0;
+}
+
+static int op_access(struct itree *t, struct itree_buf *buf)
+{
+	struct ext4_itree *et = to_et(t);
+
+	return ext4_journal_get_write_access(et->handle, et->dir->i_sb,
+					     buf->priv, EXT4_JTR_NONE);
+}
+
+static int op_dirty(struct itree *t, struct itree_buf *buf)
+{
+	struct ext4_itree *et = to_et(t);
+
+	if (ext4_has_metadata_csum(et->dir->i_sb))
+		itree_tail(buf->data, t->block_size)->t_checksum =
+			node_csum(et->dir, buf->data, buf->lblk);
+	return ext4_handle_dirty_metadata(et->handle, et->dir, buf->priv);
+}
+
+static void op_release(struct itree *t, struct itree_buf *buf)
+{
+	brelse(buf->priv);
+}
+
+static void *op_alloc(struct itree *t, size_t bytes)
+{
+	return kvzalloc(bytes, GFP_NOFS);
+}
+
+static void op_free(struct itree *t, void *mem)
+{
+	kvfree(mem);
+}
+
+static const struct itree_ops ext4_itree_ops = {
+	.read		= op_read,
+	.checked	= op_checked,
+	.grow		= op_grow,
+	.access		= op_access,
+	.dirty		= op_dirty,
+	.release	= op_release,
+	.alloc		= op_alloc,
+	.free		= op_free,
+};
+
+/* The segment cannot have more blocks than the directory owns. */
+static u32 owned_blocks(struct inode *dir)
+{
+	u64 blocks = dir->i_blocks >> (dir->i_sb->s_blocksize_bits - 9);
+
+	return min_t(u64, blocks, ITREE_SEG_MAX - CHUNK_MAX);
+}
+
+/**
+ * ext4_itree_open - open a directory's tree
+ * @et: filled in; ext4_itree_close() it after success
+ * @handle: to change it in, or NULL
+ * @dir: directory with the ITREE flag, i_rwsem held
+ *
+ * Returns 0 or a negative error; et->t.why then tells more, if set.
+ */
+int ext4_itree_open(struct ext4_itree *et, handle_t *handle,
+		    struct inode *dir)
+{
+	et->dir = dir;
+	et->handle = handle;
+	et->chunk = 0;
+	return itree_open(&et->t, &ext4_itree_ops, NULL,
+			  dir->i_sb->s_blocksize,
+			  owned_blocks(dir) + (handle ? CHUNK_MAX : 0));
+}
+
+/**
+ * ext4_itree_format - start a new tree in a directory
+ * @blocks: that the whole tree will have, mapped in one piece if possible
+ * @hash_version: of the htree
+ *
+ * As ext4_itree_open() otherwise.  Does not set the ITREE flag.
+ */
+int ext4_itree_format(struct ext4_itree *et, handle_t *handle,
+		      struct inode *dir, u32 blocks, u8 hash_version)
+{
+	et->dir = dir;
+	et->handle = handle;
+	et->chunk = blocks;
+	return itree_format(&et->t, &ext4_itree_ops, NULL,
+			    dir->i_sb->s_blocksize, ITREE_SEG_MAX,
+			    hash_version);
+}
+
+/* Closes the tree and adds what it did to the file system's counters. */
+void ext4_itree_close(struct ext4_itree *et)
+{
+	ext4_itree_count(et->dir->i_sb, EXT4_ITREE_SPLITS, et->t.splits);
+	ext4_itree_count(et->dir->i_sb, EXT4_ITREE_MERGES, et->t.merges);
+	itree_close(&et->t);
+}

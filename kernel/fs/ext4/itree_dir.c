@@ -1,0 +1,562 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Keeping a directory's itree in step with the directory.
+ *
+ * The order of things in an operation: ext4_itree_reserve() obtains all space
+ * the tree may need, and may fail the operation before anything has changed;
+ * the directory entry changes; the tree follows in the same handle.  That
+ * last step must not fail: if it cannot be done, the tree is dropped, which
+ * costs speed but never a name.
+ */
+#include <linux/fs.h>
+#include <linux/buffer_head.h>
+#include <linux/slab.h>
+#include <linux/sort.h>
+#include "ext4.h"
+#include "ext4_jbd2.h"
+#include "itree.h"
+#include "itree_glue.h"
+
+#include <trace/events/ext4.h>
+
+/*
+ * Journal credits of one insert: a path of ITREE_MAX_DEPTH nodes and as many
+ * new ones, the root, and two mapped chunks of the segment (inode, bitmap,
+ * group descriptor and extent blocks each).
+ */
+#define INSERT_CREDITS	(2 * ITREE_MAX_DEPTH + 1 + 2 * 8)
+/* Of one delete: a node and a neighbour a level, the root. */
+#define DELETE_CREDITS	(2 * ITREE_MAX_DEPTH + 1)
+
+/* Blocks read ahead of a pass over all of a large directory. */
+#define AHEAD		256U
+
+void ext4_itree_count(struct super_block *sb, enum ext4_itree_stat stat, u32 n)
+{
+	if (n)
+		atomic_long_add(n, &EXT4_SB(sb)->s_itree_stats[stat]);
+}
+
+/**
+ * ext4_dir_has_itree - does this directory have a tree to be kept?
+ * @dir: any inode
+ */
+bool ext4_dir_has_itree(struct inode *dir)
+{
+	return ext4_test_inode_flag(dir, EXT4_INODE_ITREE) &&
+	       ext4_has_feature_itree(dir->i_sb) && S_ISDIR(dir->i_mode) &&
+	       ext4_test_inode_flag(dir, EXT4_INODE_EXTENTS) &&
+	       ext4_test_inode_flag(dir, EXT4_INODE_INDEX);
+}
+
+/**
+ * ext4_itree_credits - journal credits that the tree adds to an operation
+ * @dir: directory in which the operation adds, deletes or replaces a name
+ *
+ * Enough for the worst operation on one directory, RENAME_WHITEOUT within it.
+ */
+int ext4_itree_credits(struct inode *dir)
+{
+	if (!ext4_dir_has_itree(dir))
+		return 0;
+	return 2 * (INSERT_CREDITS + DELETE_CREDITS);
+}
+
+/*
+ * A tree that cannot be read or breaks a rule: tell it the ext4 way, with the
+ * directory and the block.  @t may be NULL.
+ */
+void ext4_itree_bad(struct inode *dir, int err, const struct itree *t)
+{
+	const char *why = t && t->why ? t->why : "cannot be read";
+	u32 lblk = t && t->why ? t->why_lblk : ITREE_SEG_START;
+
+	ext4_set_inode_state(dir, EXT4_STATE_ITREE_BAD);
+	EXT4_ERROR_INODE_ERR(dir, -err,
+			     "itree block %u: %s (error %d); not used any more, run e2fsck",
+			     lblk - ITREE_SEG_START, why, err);
+}
+
+/**
+ * ext4_itree_drop - take the tree away from a directory
+ * @handle: of the operation that could not keep it
+ * @dir: i_rwsem held exclusively
+ * @why: for the log, or NULL if the error has been told already
+ *
+ * The blocks of the segment stay with the directory, unused, until it is
+ * removed or e2fsck frees them or builds a new tree there.
+ */
+void ext4_itree_drop(handle_t *handle, struct inode *dir, const char *why)
+{
+	if (!ext4_test_inode_flag(dir, EXT4_INODE_ITREE))
+		return;
+	if (why)
+		ext4_warning_inode(dir, "itree dropped: %s; run e2fsck -fD to have it rebuilt",
+				   why);
+	trace_ext4_itree_drop(dir);
+	ext4_itree_count(dir->i_sb, EXT4_ITREE_DROPS, 1);
+	ext4_clear_inode_flag(dir, EXT4_INODE_ITREE);
+	ext4_set_inode_state(dir, EXT4_STATE_ITREE_NOBUILD);
+	/* A fast commit would not carry the flag. */
+	ext4_fc_mark_ineligible(dir->i_sb, EXT4_FC_REASON_ITREE, handle);
+	if (ext4_mark_inode_dirty(handle, dir))
+		ext4_std_error(dir->i_sb, -EIO);
+}
+
+static bool itree_fatal(int err)
+{
+	return err == -EFSCORRUPTED || err == -EFSBADCRC || err == -EIO;
+}
+
+/* The tree could not follow the directory, which has changed already. */
+static void drop_failed(handle_t *handle, struct inode *dir, int err,
+			const struct itree *t)
+{
+	if (itree_fatal(err)) {
+		ext4_itree_bad(dir, err, t);
+		ext4_itree_drop(handle, dir, NULL);
+	} else {
+		ext4_itree_drop(handle, dir, err == -ENOMEM ?
+				"out of memory" : "it cannot take the change");
+	}
+}
+
+/* readdir found the tree bad but has no handle to drop it in: do it now. */
+static bool drop_if_bad(handle_t *handle, struct inode *dir)
+{
+	if (!ext4_test_inode_state(dir, EXT4_STATE_ITREE_BAD))
+		return false;
+	ext4_itree_drop(handle, dir, NULL);
+	ext4_clear_inode_state(dir, EXT4_STATE_ITREE_BAD);
+	return true;
+}
+
+/**
+ * ext4_itree_reserve - obtain the space that inserts into the tree may need
+ * @handle: of the operation, with ext4_itree_credits()
+ * @dir: i_rwsem held exclusively
+ * @inserts: names that get a new key
+ *
+ * Returns 0 or the error to fail the operation with: -ENOSPC, -EDQUOT, or an
+ * aborted journal.  A tree that cannot be used is dropped: no error.
+ */
+int ext4_itree_reserve(handle_t *handle, struct inode *dir, u32 inserts)
+{
+	struct ext4_itree et;
+	int err;
+
+	if (!inserts || !ext4_dir_has_itree(dir) || drop_if_bad(handle, dir))
+		return 0;
+	err = ext4_itree_open(&et, handle, dir);
+	if (!err) {
+		err = itree_reserve(&et.t, inserts);
+		ext4_itree_close(&et);
+	}
+	if (!err)
+		return 0;
+	if (!et.t.torn && !itree_fatal(err) && err != -ENOMEM)
+		return err;
+	drop_failed(handle, dir, err, &et.t);
+	return 0;
+}
+
+/**
+ * ext4_itree_reserve_rename - ext4_itree_reserve() for a rename
+ * @whiteout: the old name gets a new inode (and back, if the rename fails)
+ * @replace: the new name exists and gets a new inode
+ */
+int ext4_itree_reserve_rename(handle_t *handle, struct inode *old_dir,
+			      bool whiteout, struct inode *new_dir,
+			      bool replace)
+{
+	u32 old_inserts = whiteout ? 2 : 0;
+	int err;
+
+	if (old_dir == new_dir)
+		return ext4_itree_reserve(handle, old_dir,
+					  old_inserts + replace);
+	err = ext4_itree_reserve(handle, old_dir, old_inserts);
+	return err ? err : ext4_itree_reserve(handle, new_dir, replace);
+}
+
+/* --- names and their keys --- */
+
+/**
+ * ext4_itree_hash_version - hash version of a directory's names
+ * @version: set to what the htree's root says, or to the file system's own
+ *	for directories without one
+ */
+int ext4_itree_hash_version(struct inode *dir, u8 *version)
+{
+	struct buffer_head *bh;
+
+	*version = ext4_hash_in_dirent(dir) ? DX_HASH_SIPHASH :
+		   EXT4_SB(dir->i_sb)->s_def_hash_version;
+	if (!ext4_test_inode_flag(dir, EXT4_INODE_INDEX) ||
+	    ext4_has_inline_data(dir))
+		return 0;
+	bh = ext4_read_any_dirblock(dir, 0);
+	if (IS_ERR_OR_NULL(bh))
+		return bh ? PTR_ERR(bh) : -EFSCORRUPTED;
+	/* "." takes 12 bytes, ".." 12, then comes the dx_root_info. */
+	*version = ((u8 *)bh->b_data)[24 + 4];
+	brelse(bh);
+	return 0;
+}
+
+/**
+ * ext4_itree_hash_entry - hash a directory entry as its htree does
+ * @version: from ext4_itree_hash_version()
+ * @hash: major hash, bit 0 clear
+ * @minor: may be NULL
+ */
+int ext4_itree_hash_entry(struct inode *dir, u8 version,
+			  struct ext4_dir_entry_2 *de, u32 *hash, u32 *minor)
+{
+	struct dx_hash_info hinfo;
+	int err;
+
+	if (ext4_hash_in_dirent(dir)) {
+		*hash = EXT4_DIRENT_HASH(de) & ~1;
+		if (minor)
+			*minor = EXT4_DIRENT_MINOR_HASH(de);
+		return 0;
+	}
+	hinfo.hash_version = version;
+	if (hinfo.hash_version <= DX_HASH_TEA)
+		hinfo.hash_version += EXT4_SB(dir->i_sb)->s_hash_unsigned;
+	hinfo.seed = EXT4_SB(dir->i_sb)->s_hash_seed;
+	err = ext4fs_dirhash(dir, de->name, de->name_len, &hinfo);
+	if (err < 0)
+		return err;
+	*hash = hinfo.hash & ~1;
+	if (minor)
+		*minor = hinfo.minor_hash;
+	return 0;
+}
+
+static bool is_dot(const struct ext4_dir_entry_2 *de)
+{
+	return de->name[0] == '.' &&
+	       (de->name_len == 1 || (de->name_len == 2 && de->name[1] == '.'));
+}
+
+/**
+ * ext4_itree_visit_block - call back for the names in a directory block
+ *
+ * Index blocks have none.  Bad entries end the block, as they do for ext4's
+ * own readdir.  Returns 0, what v->name() returned, or a negative error.
+ */
+int ext4_itree_visit_block(struct ext4_itree_visit *v, ext4_lblk_t block)
+{
+	struct inode *dir = v->dir;
+	u32 blocksize = dir->i_sb->s_blocksize, lo = ITREE_KEY_INO(v->lo);
+	u32 hi = ITREE_KEY_INO(v->hi), ino, hash, minor, rlen;
+	bool csum = ext4_has_metadata_csum(dir->i_sb);
+	struct ext4_dir_entry_2 *de;
+	struct buffer_head *bh;
+	char *top;
+	u64 key;
+	int err = 0;
+
+	bh = ext4_read_any_dirblock(dir, block);
+	if (IS_ERR_OR_NULL(bh))
+		return PTR_ERR_OR_ZERO(bh);
+	top = bh->b_data + blocksize - ext4_dir_rec_len(0, csum ? NULL : dir);
+	for (de = (struct ext4_dir_entry_2 *)bh->b_data; (char *)de < top;
+	     de = (struct ext4_dir_entry_2 *)((char *)de + rlen)) {
+		if (ext4_check_dir_entry(dir, NULL, de, bh, bh->b_data,
+					 bh->b_size, (char *)de - bh->b_data))
+			break;
+		rlen = ext4_rec_len_from_disk(de->rec_len, blocksize);
+		ino = le32_to_cpu(de->inode);
+		if (!ino || ino < lo || ino > hi || (!block && is_dot(de)))
+			continue;
+		err = ext4_itree_hash_entry(dir, v->hash_version, de, &hash,
+					    &minor);
+		if (err)
+			break;
+		key = ITREE_KEY(ino, hash);
+		if (key < v->lo || key > v->hi)
+			continue;
+		err = v->name(v, key, minor, de);
+		if (err)
+			break;
+	}
+	brelse(bh);
+	return err;
+}
+
+/* Visits all blocks of the directory in their logical order. */
+int ext4_itree_visit_all(struct ext4_itree_visit *v)
+{
+	ext4_lblk_t blocks = v->dir->i_size >> v->dir->i_blkbits, block;
+	int err;
+
+	for (block = 0; block < blocks; block++) {
+		if (fatal_signal_pending(current))
+			return -ERESTARTSYS;
+		cond_resched();
+		if (blocks > EXT4_ITREE_SORT_BLOCKS && !(block % AHEAD))
+			ext4_itree_ahead_range(v->dir, block,
+					       min(blocks - block, AHEAD));
+		err = ext4_itree_visit_block(v, block);
+		if (err)
+			return err;
+	}
+	return 0;
+}
+
+/* --- building --- */
+
+struct gather {
+	struct ext4_itree_visit visit;
+	u64	*keys;
+	u32	nr;
+	u32	max;
+};
+
+static int gather_key(struct ext4_itree_visit *v, u64 key, u32 minor,
+		      struct ext4_dir_entry_2 *de)
+{
+	struct gather *g = container_of(v, struct gather, visit);
+
+	if (g->nr >= g->max)
+		return -EFSCORRUPTED;
+	g->keys[g->nr++] = key;
+	return 0;
+}
+
+static int cmp_keys(const void *a, const void *b)
+{
+	u64 x = *(const u64 *)a, y = *(const u64 *)b;
+
+	return x < y ? -1 : x > y;
+}
+
+static int next_key(void *arg, u64 *key)
+{
+	struct gather *g = arg;
+
+	*key = g->keys[g->nr++];
+	return 0;
+}
+
+static int load_tree(handle_t *handle, struct inode *dir, struct gather *g)
+{
+	u32 bits = dir->i_blkbits, keys = g->nr, blocks;
+	struct ext4_itree et;
+	int err;
+
+	/* The root, full nodes, and what the first insert will want. */
+	blocks = itree_bulk_blocks(1U << bits, keys) + 3;
+	if (ext4_journal_extend(handle, 2 * blocks + 32, 0))
+		return -EAGAIN;
+	if (percpu_counter_compare(&EXT4_SB(dir->i_sb)->s_freeclusters_counter,
+				   4 * blocks + 128) < 0)
+		return -ENOSPC;
+	err = ext4_itree_format(&et, handle, dir, blocks,
+				g->visit.hash_version);
+	if (err)
+		return err;
+	g->nr = 0;
+	err = itree_bulk_load(&et.t, keys, next_key, g);
+	ext4_itree_close(&et);
+	return err;
+}
+
+/*
+ * Builds the tree of a directory that has grown to EXT4_ITREE_MIN_BLOCKS, in
+ * the handle of the create that made it grow; the flag comes last.  What
+ * stands in the way is no error: the directory does without.
+ */
+static void build(handle_t *handle, struct inode *dir)
+{
+	u32 blocks = dir->i_size >> dir->i_blkbits;
+	struct gather g = { .visit = { .dir = dir, .hi = ~0ULL } };
+	int err;
+
+	g.visit.name = gather_key;
+	g.max = blocks * (dir->i_sb->s_blocksize / ext4_dir_rec_len(1, dir));
+	g.keys = kvmalloc_array(g.max, sizeof(u64), GFP_NOFS | __GFP_NOWARN);
+	if (!g.keys)
+		return;
+	err = ext4_itree_hash_version(dir, &g.visit.hash_version);
+	if (!err)
+		err = ext4_itree_visit_all(&g.visit);
+	if (!err) {
+		sort(g.keys, g.nr, sizeof(u64), cmp_keys, NULL);
+		err = load_tree(handle, dir, &g);
+	}
+	kvfree(g.keys);
+	if (err) {
+		/* Try again when the transaction has room, else not soon. */
+		if (err != -EAGAIN)
+			ext4_set_inode_state(dir, EXT4_STATE_ITREE_NOBUILD);
+		return;
+	}
+	ext4_set_inode_flag(dir, EXT4_INODE_ITREE);
+	/* Replay of a fast commit would not find the flag. */
+	ext4_fc_mark_ineligible(dir->i_sb, EXT4_FC_REASON_ITREE, handle);
+	err = ext4_mark_inode_dirty(handle, dir);
+	if (err)
+		ext4_std_error(dir->i_sb, err);
+	ext4_itree_count(dir->i_sb, EXT4_ITREE_BUILDS, 1);
+	trace_ext4_itree_build(dir, g.nr);
+}
+
+static bool should_build(struct inode *dir)
+{
+	u32 blocks = dir->i_size >> dir->i_blkbits;
+
+	return blocks >= EXT4_ITREE_MIN_BLOCKS &&
+	       blocks <= EXT4_ITREE_SORT_BLOCKS &&
+	       ext4_has_feature_itree(dir->i_sb) &&
+	       ext4_test_inode_flag(dir, EXT4_INODE_EXTENTS) &&
+	       ext4_test_inode_flag(dir, EXT4_INODE_INDEX) &&
+	       !ext4_test_inode_state(dir, EXT4_STATE_ITREE_NOBUILD) &&
+	       !(EXT4_SB(dir->i_sb)->s_mount_state & EXT4_FC_REPLAY);
+}
+
+/* --- following changes of the directory --- */
+
+static int insert_key(struct ext4_itree *et, u64 key)
+{
+	int err = itree_insert(&et->t, key);
+
+	if (!err)
+		ext4_itree_count(et->dir->i_sb, EXT4_ITREE_INSERTS, 1);
+	return err;
+}
+
+static int delete_key(struct ext4_itree *et, u64 key)
+{
+	int err = itree_delete(&et->t, key);
+
+	if (err == -ENOENT) {
+		et->t.why = "the key of a name is missing";
+		et->t.why_lblk = ITREE_SEG_START;
+		err = -EFSCORRUPTED;
+	}
+	if (!err)
+		ext4_itree_count(et->dir->i_sb, EXT4_ITREE_DELETES, 1);
+	return err;
+}
+
+/**
+ * ext4_itree_add - a name has been added to the directory
+ * @handle: it was added in; ext4_itree_reserve() has been called
+ * @ino: the name's inode
+ * @hash: the name's hash in the htree
+ *
+ * Builds the tree when the directory has grown large enough for one.
+ */
+void ext4_itree_add(handle_t *handle, struct inode *dir, u32 ino, u32 hash)
+{
+	struct ext4_itree et;
+	int err;
+
+	if (!ext4_dir_has_itree(dir)) {
+		if (should_build(dir))
+			build(handle, dir);
+		return;
+	}
+	err = ext4_itree_open(&et, handle, dir);
+	if (!err) {
+		err = insert_key(&et, ITREE_KEY(ino, hash & ~1));
+		ext4_itree_close(&et);
+	}
+	if (err)
+		drop_failed(handle, dir, err, &et.t);
+}
+
+/**
+ * ext4_itree_entry_key - key of a name, before the name goes or changes
+ *
+ * Returns the key for ext4_itree_remove() or ext4_itree_renumber().
+ */
+u64 ext4_itree_entry_key(struct inode *dir, struct ext4_dir_entry_2 *de)
+{
+	struct itree_info info;
+	struct ext4_itree et;
+	u32 hash;
+	int err;
+
+	if (!ext4_dir_has_itree(dir))
+		return EXT4_ITREE_NO_KEY;
+	err = ext4_itree_open(&et, NULL, dir);
+	if (err) {
+		ext4_itree_bad(dir, err, &et.t);
+		return EXT4_ITREE_BAD_KEY;
+	}
+	itree_get_info(&et.t, &info);
+	ext4_itree_close(&et);
+	if (ext4_itree_hash_entry(dir, info.hash_version, de, &hash, NULL))
+		return EXT4_ITREE_BAD_KEY;
+	return ITREE_KEY(le32_to_cpu(de->inode), hash);
+}
+
+/**
+ * ext4_itree_remove - a name has been removed from the directory
+ * @handle: it was removed in
+ * @key: from ext4_itree_entry_key()
+ */
+void ext4_itree_remove(handle_t *handle, struct inode *dir, u64 key)
+{
+	struct ext4_itree et;
+	int err;
+
+	if (key == EXT4_ITREE_NO_KEY || !ext4_dir_has_itree(dir) ||
+	    drop_if_bad(handle, dir))
+		return;
+	if (key == EXT4_ITREE_BAD_KEY) {
+		ext4_itree_drop(handle, dir, "a name cannot be hashed");
+		return;
+	}
+	err = ext4_itree_open(&et, handle, dir);
+	if (!err) {
+		err = delete_key(&et, key);
+		ext4_itree_close(&et);
+	}
+	if (err)
+		drop_failed(handle, dir, err, &et.t);
+}
+
+/**
+ * ext4_itree_renumber - a name has got another inode
+ * @handle: it was changed in; ext4_itree_reserve() has been called
+ * @de: the changed entry
+ * @old_key: from ext4_itree_entry_key() before the change
+ * @old_ino: its inode before the change
+ *
+ * Tells open scans too, which may be past the name's new place.
+ */
+void ext4_itree_renumber(handle_t *handle, struct inode *dir,
+			 struct ext4_dir_entry_2 *de, u64 old_key, u32 old_ino)
+{
+	u64 key = ITREE_KEY(le32_to_cpu(de->inode), ITREE_KEY_HASH(old_key));
+	struct ext4_itree et;
+	int err;
+
+	if (!ext4_has_feature_itree(dir->i_sb) ||
+	    le32_to_cpu(de->inode) == old_ino)
+		return;
+	ext4_itree_scans_renumber(dir, de, old_ino);
+	if (old_key == EXT4_ITREE_NO_KEY || !ext4_dir_has_itree(dir) ||
+	    drop_if_bad(handle, dir))
+		return;
+	if (old_key == EXT4_ITREE_BAD_KEY) {
+		ext4_itree_drop(handle, dir, "a name cannot be hashed");
+		return;
+	}
+	err = ext4_itree_open(&et, handle, dir);
+	if (!err) {
+		/* First the one that may need space. */
+		err = insert_key(&et, key);
+		if (!err)
+			err = delete_key(&et, old_key);
+		ext4_itree_close(&et);
+	}
+	if (err)
+		drop_failed(handle, dir, err, &et.t);
+}

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* Shared by itree_block.c, itree_dir.c and itree_scan.c only. */
+#ifndef _EXT4_ITREE_GLUE_H
+#define _EXT4_ITREE_GLUE_H
+
+/* An open tree, the directory it belongs to and the handle it changes in. */
+struct ext4_itree {
+	struct itree	t;
+	struct inode	*dir;
+	handle_t	*handle;	/* NULL: read only */
+	u32		chunk;		/* blocks to map at once, 0: choose */
+};
+
+int ext4_itree_open(struct ext4_itree *et, handle_t *handle,
+		    struct inode *dir);
+int ext4_itree_format(struct ext4_itree *et, handle_t *handle,
+		      struct inode *dir, u32 blocks, u8 hash_version);
+void ext4_itree_close(struct ext4_itree *et);
+
+void ext4_itree_count(struct super_block *sb, enum ext4_itree_stat stat,
+		      u32 n);
+void ext4_itree_bad(struct inode *dir, int err, const struct itree *t);
+int ext4_itree_hash_version(struct inode *dir, u8 *version);
+int ext4_itree_hash_entry(struct inode *dir, u8 version,
+			  struct ext4_dir_entry_2 *de, u32 *hash, u32 *minor);
+
+/*
+ * Called for each name of a directory block but "." and "..".  The key is
+ * computed only for inode numbers in lo..hi.
+ */
+struct ext4_itree_visit {
+	struct inode	*dir;
+	u8		hash_version;
+	u64		lo;		/* keys wanted, both inclusive */
+	u64		hi;
+	int		(*name)(struct ext4_itree_visit *v, u64 key, u32 minor,
+				struct ext4_dir_entry_2 *de);
+};
+
+int ext4_itree_visit_block(struct ext4_itree_visit *v, ext4_lblk_t block);
+int ext4_itree_visit_all(struct ext4_itree_visit *v);
+
+/* itree_ahead.c: reading ahead */
+void ext4_itree_ahead_range(struct inode *dir, ext4_lblk_t first, u32 count);
+void ext4_itree_ahead_dir(struct inode *dir, u32 tree_blocks);
+u32 ext4_itree_ahead_limit(void);
+u32 ext4_itree_ahead_inodes(struct super_block *sb, const u32 *ino, u32 nr,
+			    size_t stride, u32 blocks);
+
+#endif /* _EXT4_ITREE_GLUE_H */

@@ -1,0 +1,474 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * A window of a scan in inode order: the names of the next run of keys.
+ *
+ * The keys come from the tree, or, in a directory without one, from a pass
+ * over its blocks.  Either way each directory block is visited at most once a
+ * window, and the names are sorted by key.
+ */
+#include <linux/fs.h>
+#include <linux/buffer_head.h>
+#include <linux/iversion.h>
+#include <linux/slab.h>
+#include <linux/sort.h>
+#include "ext4.h"
+#include "itree.h"
+#include "itree_glue.h"
+#include "itree_scan.h"
+
+static void free_text(struct ext4_itree_scan *s)
+{
+	while (s->text) {
+		struct text_chunk *next = s->text->next;
+
+		kvfree(s->text);
+		s->text = next;
+	}
+}
+
+/* Forgets the names of the window, keeps the room for them. */
+void ext4_itree_drop_window(struct ext4_itree_scan *s)
+{
+	s->valid = false;
+	s->nr = 0;
+	s->cur = 0;
+	s->ahead = 0;
+	free_text(s);
+}
+
+static u8 *store_text(struct ext4_itree_scan *s, const u8 *name, u32 len)
+{
+	struct text_chunk *c = s->text;
+	u32 bytes = c ? TEXT_CHUNK : TEXT_FIRST;
+	u8 *p;
+
+	if (!c || c->used + len > c->size) {
+		c = kvmalloc(bytes, GFP_KERNEL_ACCOUNT);
+		if (!c)
+			return NULL;
+		c->next = s->text;
+		c->size = bytes - sizeof(*c);
+		c->used = 0;
+		s->text = c;
+	}
+	p = c->text + c->used;
+	memcpy(p, name, len);
+	c->used += len;
+	return p;
+}
+
+static int store_name(struct ext4_itree_scan *s, u64 key, u32 ino, u8 type,
+		      const u8 *name, u32 len)
+{
+	struct scan_name *n;
+
+	if (s->nr >= s->room) {
+		u32 room = max(2 * s->room, 32U);
+
+		n = kvmalloc_array(room, sizeof(*n), GFP_KERNEL_ACCOUNT);
+		if (!n)
+			return -ENOMEM;
+		if (s->nr)
+			memcpy(n, s->names, s->nr * sizeof(*n));
+		kvfree(s->names);
+		s->names = n;
+		s->room = room;
+	}
+	n = &s->names[s->nr];
+	n->name = store_text(s, name, len);
+	if (!n->name)
+		return -ENOMEM;
+	n->key = key;
+	n->ino = ino;
+	n->len = len;
+	n->type = type;
+	s->nr++;
+	return 0;
+}
+
+/* By key, equal keys by name: an order that outlives the window. */
+int ext4_itree_cmp_text(const u8 *a, u32 alen, const u8 *b, u32 blen)
+{
+	int c = memcmp(a, b, min(alen, blen));
+
+	return c ? c : (int)alen - (int)blen;
+}
+
+static int cmp_names(const void *a, const void *b)
+{
+	const struct scan_name *x = a, *y = b;
+
+	if (x->key != y->key)
+		return x->key < y->key ? -1 : 1;
+	return ext4_itree_cmp_text(x->name, x->len, y->name, y->len);
+}
+
+struct fill {
+	struct ext4_itree_visit visit;
+	struct ext4_itree_scan *s;
+	struct fscrypt_str crypt;	/* room for a decrypted name */
+	u64	*keys;			/* the tree's keys, or a selection */
+	u32	nr;
+	u32	max;
+	u64	bound;			/* selection: keys above are out */
+};
+
+static int fill_name(struct ext4_itree_visit *v, u64 key, u32 minor,
+		     struct ext4_dir_entry_2 *de)
+{
+	struct fill *f = container_of(v, struct fill, visit);
+	struct fscrypt_str name = FSTR_INIT(de->name, de->name_len);
+	struct fscrypt_str out = f->crypt;
+	int err;
+
+	if (IS_ENCRYPTED(v->dir)) {
+		u32 hash = IS_CASEFOLDED(v->dir) ? ITREE_KEY_HASH(key) : 0;
+
+		err = fscrypt_fname_disk_to_usr(v->dir, hash,
+						IS_CASEFOLDED(v->dir) ? minor : 0,
+						&name, &out);
+		if (err)
+			return err;
+		name = out;
+	}
+	return store_name(f->s, key, le32_to_cpu(de->inode),
+			  get_dtype(v->dir->i_sb, de->file_type),
+			  name.name, name.len);
+}
+
+/* "." and ".." are not in the tree; they stand in the first block. */
+static int fill_dots(struct ext4_itree_scan *s, u64 lo)
+{
+	struct inode *dir = s->dir;
+	struct ext4_dir_entry_2 *de;
+	struct buffer_head *bh;
+	u32 parent;
+	int err = 0;
+
+	if (lo > KEY_DOTDOT)
+		return 0;
+	bh = ext4_read_any_dirblock(dir, 0);
+	if (IS_ERR_OR_NULL(bh))
+		return bh ? PTR_ERR(bh) : -EFSCORRUPTED;
+	de = (struct ext4_dir_entry_2 *)(bh->b_data + ext4_dir_rec_len(1, NULL));
+	parent = le32_to_cpu(de->inode);
+	brelse(bh);
+	if (lo <= KEY_DOT)
+		err = store_name(s, KEY_DOT, dir->i_ino, DT_DIR, ".", 1);
+	if (!err)
+		err = store_name(s, KEY_DOTDOT, parent, DT_DIR, "..", 2);
+	return err;
+}
+
+/* --- windows of a directory with a tree --- */
+
+/* Takes the next run of keys; equal keys stay together. */
+static int take_keys(struct fill *f, u64 lo, u32 want)
+{
+	struct ext4_itree_scan *s = f->s;
+	struct itree_cursor cur;
+	struct ext4_itree et;
+	u64 key;
+	int ret;
+
+	ret = ext4_itree_open(&et, NULL, s->dir);
+	if (ret)
+		goto bad;
+	ret = itree_seek(&et.t, lo, &cur);
+	while (!ret) {
+		key = itree_cursor_key(&cur);
+		if (f->nr >= want && key != f->keys[f->nr - 1])
+			break;
+		if (f->nr >= f->max) {
+			u64 *more = kvmalloc_array(2 * f->max, sizeof(u64),
+						   GFP_KERNEL_ACCOUNT);
+
+			if (!more) {
+				ret = -ENOMEM;
+				break;
+			}
+			memcpy(more, f->keys, f->nr * sizeof(u64));
+			kvfree(f->keys);
+			f->keys = more;
+			f->max *= 2;
+		}
+		f->keys[f->nr++] = key;
+		ret = itree_next(&cur);
+	}
+	s->last = ret == ITREE_END;
+	s->win_hi = s->last ? ~0ULL : f->nr ? f->keys[f->nr - 1] : ~0ULL;
+	itree_cursor_release(&cur);
+	ext4_itree_close(&et);
+	if (ret >= 0)
+		return 0;
+bad:
+	if (ret != -ENOMEM)
+		ext4_itree_bad(s->dir, ret, &et.t);
+	return ret;
+}
+
+static int cmp_hashes(const void *a, const void *b)
+{
+	u32 x = ITREE_KEY_HASH(*(const u64 *)a);
+	u32 y = ITREE_KEY_HASH(*(const u64 *)b);
+
+	return x < y ? -1 : x > y;
+}
+
+/* Visits the leaves of the htree that hold the run's names, each once. */
+static int visit_leaves(struct fill *f, const u64 *keys)
+{
+	ext4_lblk_t block;
+	u32 hash, next, i = 0;
+	int ret;
+
+	hash = ITREE_KEY_HASH(keys[0]);
+	while (1) {
+		if (fatal_signal_pending(current))
+			return -ERESTARTSYS;
+		cond_resched();
+		ret = ext4_htree_find_leaf(f->visit.dir, hash, &block, &next);
+		if (ret < 0)
+			return ret;
+		if (next <= hash)
+			return -EFSCORRUPTED;
+		ret = ext4_itree_visit_block(&f->visit, block);
+		if (ret)
+			return ret;
+		while (i < f->nr && ITREE_KEY_HASH(keys[i]) < (next & ~1))
+			i++;
+		if (i >= f->nr || next == ~0U)
+			return 0;
+		/* An odd start: the leaf goes on with its neighbour's hash. */
+		hash = ITREE_KEY_HASH(keys[i]);
+		if (hash == (next & ~1))
+			hash = next;
+	}
+}
+
+static int fill_from_tree(struct fill *f, u64 lo)
+{
+	struct ext4_itree_scan *s = f->s;
+	u32 blocks = s->dir->i_size >> s->dir->i_blkbits, first = s->nr, i;
+	u64 *by_hash = NULL;
+	int err;
+
+	f->max = s->want;
+	f->keys = kvmalloc_array(f->max, sizeof(u64), GFP_KERNEL_ACCOUNT);
+	if (!f->keys)
+		return -ENOMEM;
+	err = take_keys(f, lo, s->want);
+	if (err || !f->nr)
+		return err;
+	f->visit.lo = lo;
+	f->visit.hi = s->win_hi;
+	if (f->nr / 2 < blocks) {
+		by_hash = kvmalloc_array(f->nr, sizeof(u64),
+					 GFP_KERNEL_ACCOUNT);
+		if (!by_hash)
+			return -ENOMEM;
+		memcpy(by_hash, f->keys, f->nr * sizeof(u64));
+		sort(by_hash, f->nr, sizeof(u64), cmp_hashes, NULL);
+		err = visit_leaves(f, by_hash);
+		kvfree(by_hash);
+	} else {
+		err = ext4_itree_visit_all(&f->visit);
+	}
+	if (err == -EFSCORRUPTED || err == ERR_BAD_DX_DIR) {
+		/* The htree leads nowhere, but the leaves are all there. */
+		s->nr = first;
+		err = ext4_itree_visit_all(&f->visit);
+	}
+	if (err)
+		return err;
+	sort(s->names, s->nr, sizeof(*s->names), cmp_names, NULL);
+
+	/* Each key has its name, and each name that was seen its key. */
+	for (i = 0; i < f->nr && first + i < s->nr; i++)
+		if (s->names[first + i].key != f->keys[i])
+			break;
+	if (i == f->nr && first + i == s->nr)
+		return 0;
+	ext4_itree_bad(s->dir, -EFSCORRUPTED, NULL);
+	return -EFSCORRUPTED;
+}
+
+/* --- windows of a directory without one --- */
+
+static int cmp_keys(const void *a, const void *b)
+{
+	u64 x = *(const u64 *)a, y = *(const u64 *)b;
+
+	return x < y ? -1 : x > y;
+}
+
+static int select_key(struct ext4_itree_visit *v, u64 key, u32 minor,
+		      struct ext4_dir_entry_2 *de)
+{
+	struct fill *f = container_of(v, struct fill, visit);
+
+	f->keys[f->nr++] = key;
+	if (f->nr == f->max) {
+		/* Keep the lower half; what is above it need not be seen. */
+		sort(f->keys, f->nr, sizeof(u64), cmp_keys, NULL);
+		f->nr /= 2;
+		f->bound = f->keys[f->nr - 1];
+		v->hi = f->bound;
+	}
+	return 0;
+}
+
+/*
+ * Finds by a pass over the whole directory where a window of bounded size that
+ * starts at @lo ends.
+ */
+static int select_bound(struct fill *f, u64 lo)
+{
+	int err;
+
+	f->max = 2 * WINDOW_MAX;
+	f->keys = kvmalloc_array(f->max, sizeof(u64), GFP_KERNEL_ACCOUNT);
+	if (!f->keys)
+		return -ENOMEM;
+	f->bound = ~0ULL;
+	f->visit.lo = lo;
+	f->visit.hi = ~0ULL;
+	f->visit.name = select_key;
+	err = ext4_itree_visit_all(&f->visit);
+	f->visit.name = fill_name;
+	return err;
+}
+
+static int fill_by_sorting(struct fill *f, u64 lo)
+{
+	struct ext4_itree_scan *s = f->s;
+	int err;
+
+	f->bound = ~0ULL;
+	if ((s->dir->i_size >> s->dir->i_blkbits) > EXT4_ITREE_SORT_BLOCKS) {
+		err = select_bound(f, lo);
+		if (err)
+			return err;
+	}
+	f->visit.lo = lo;
+	f->visit.hi = f->bound;
+	err = ext4_itree_visit_all(&f->visit);
+	if (err)
+		return err;
+	s->win_hi = f->bound;
+	s->last = f->bound == ~0ULL;
+	sort(s->names, s->nr, sizeof(*s->names), cmp_names, NULL);
+	return 0;
+}
+
+/**
+ * ext4_itree_store_dirent - take a name of a directory kept in its inode
+ * @s: scan that asked ext4_inlinedir_to_tree() for them
+ * @hash: as that computed it
+ * @name: the name as users see it
+ */
+int ext4_itree_store_dirent(struct ext4_itree_scan *s, u32 hash,
+			    struct ext4_dir_entry_2 *de,
+			    const struct fscrypt_str *name)
+{
+	u32 ino = le32_to_cpu(de->inode);
+	u64 key = ITREE_KEY(ino, hash & ~1);
+
+	if (name->name[0] == '.' && name->len == 1)
+		key = KEY_DOT;
+	else if (name->name[0] == '.' && name->len == 2 && name->name[1] == '.')
+		key = KEY_DOTDOT;
+	if (key < s->win_lo)
+		return 0;
+	return store_name(s, key, ino, get_dtype(s->dir->i_sb, de->file_type),
+			  name->name, name->len);
+}
+
+static int fill_inline(struct file *file, struct ext4_itree_scan *s,
+		       int *has_inline)
+{
+	struct dir_private_info *info = file->private_data;
+	struct dx_hash_info hinfo = { .hash_version = s->hash_version };
+	int ret;
+
+	if (hinfo.hash_version <= DX_HASH_TEA)
+		hinfo.hash_version += EXT4_SB(s->dir->i_sb)->s_hash_unsigned;
+	hinfo.seed = EXT4_SB(s->dir->i_sb)->s_hash_seed;
+	*has_inline = 1;
+	info->itree_fill = true;
+	ret = ext4_inlinedir_to_tree(file, s->dir, 0, &hinfo, 0, 0,
+				     has_inline);
+	info->itree_fill = false;
+	if (ret < 0)
+		return ret;
+	s->win_hi = ~0ULL;
+	s->last = true;
+	sort(s->names, s->nr, sizeof(*s->names), cmp_names, NULL);
+	return 0;
+}
+
+/* Is there a tree, and has it been good so far? */
+bool ext4_itree_usable(struct inode *dir)
+{
+	return ext4_dir_has_itree(dir) &&
+	       !ext4_test_inode_state(dir, EXT4_STATE_ITREE_BAD);
+}
+
+static int fill_from_blocks(struct ext4_itree_scan *s, struct fill *f)
+{
+	u64 lo = max(s->next, KEY_DOTDOT + 1);
+	int err;
+
+	err = ext4_itree_hash_version(s->dir, &f->visit.hash_version);
+	if (!err && IS_ENCRYPTED(s->dir))
+		err = fscrypt_fname_alloc_buffer(EXT4_NAME_LEN, &f->crypt);
+	if (!err)
+		err = fill_dots(s, s->next);
+	if (!err && ext4_itree_usable(s->dir)) {
+		err = fill_from_tree(f, lo);
+		if (err && !ext4_itree_usable(s->dir)) {
+			/* The names are all there: go on without the tree. */
+			kvfree(f->keys);
+			f->keys = NULL;
+			f->nr = 0;
+			ext4_itree_drop_window(s);
+			err = fill_dots(s, s->next);
+		} else {
+			return err;
+		}
+	}
+	return err ? err : fill_by_sorting(f, lo);
+}
+
+/**
+ * ext4_itree_fill_window - fill the window with the names from s->next on
+ * @file: the scan's open directory
+ * @s: the scan
+ *
+ * Returns 0 or a negative error with an empty window.  A tree that cannot be
+ * used is no error.
+ */
+int ext4_itree_fill_window(struct file *file, struct ext4_itree_scan *s)
+{
+	struct fill f = { .visit = { .dir = s->dir, .name = fill_name },
+			  .s = s };
+	int err = 0, has_inline = 0;
+
+	ext4_itree_drop_window(s);
+	s->version = inode_query_iversion(s->dir);
+	s->win_lo = s->next;
+	err = ext4_itree_hash_version(s->dir, &s->hash_version);
+	if (!err && ext4_has_inline_data(s->dir))
+		err = fill_inline(file, s, &has_inline);
+	if (!err && !has_inline)
+		err = fill_from_blocks(s, &f);
+	fscrypt_fname_free_buffer(&f.crypt);
+	kvfree(f.keys);
+	if (err) {
+		ext4_itree_drop_window(s);
+		return err;
+	}
+	s->valid = true;
+	s->want = min(2 * s->want, WINDOW_MAX);
+	return 0;
+}
