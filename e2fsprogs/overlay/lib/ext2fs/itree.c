@@ -790,7 +790,8 @@ static errcode_t map_segment(ext2fs_itree it, __u64 blocks)
 		goal++;
 	if (!goal || goal >= ext2fs_blocks_count(fs->super))
 		goal = ext2fs_find_inode_goal(fs, it->dir, &it->inode, 0);
-	return ext2fs_fallocate(fs, EXT2_FALLOCATE_FORCE_INIT, it->dir,
+	return ext2fs_fallocate(fs, EXT2_FALLOCATE_FORCE_INIT |
+				EXT2_FALLOCATE_INIT_BEYOND_EOF, it->dir,
 				&it->inode, goal, EXT2FS_ITREE_START, blocks);
 }
 
