@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""Damaged trees (a smoke test): no operation fails, no name is lost, the log tells, e2fsck repairs."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import struct
+
+from kt.guest import Guest
+from kt.registry import case
+from kt.scans import hold
+
+MAGIC = 0x45525449
+HEAD = 16
+ROOT_INFO = 32
+LOG = (r"EXT4-fs error \(device vd\w+\)", r"EXT4-fs \(vd\w+\): error count")
+
+
+def nodes(raw: dict[int, bytes]) -> tuple[list[int], list[int]]:
+    """Logical blocks of the leaves and of the index nodes (the root first)."""
+    used = {b: d for b, d in sorted(raw.items()) if struct.unpack_from("<I", d)[0] == MAGIC}
+    leaves = [b for b, d in used.items() if d[5] == 0]
+    index = [b for b, d in used.items() if d[5] > 0]
+    return leaves, index
+
+
+def damage(kind: str, data: bytearray, rng: int) -> None:
+    if kind == "magic":
+        data[0] ^= 0x20
+    elif kind == "version":
+        data[4] = 9
+    elif kind == "level":
+        data[5] += 1
+    elif kind == "count-0":
+        data[6:8] = b"\0\0"
+    elif kind == "count-huge":
+        data[6:8] = b"\xff\xff"
+    elif kind == "limit":
+        data[8] ^= 4
+    elif kind == "zero":
+        data[:] = bytes(len(data))
+    elif kind == "garbage":
+        for i in range(len(data)):
+            rng = (rng * 1103515245 + 12345) & 0x7FFFFFFF
+            data[i] = rng >> 16 & 0xFF
+    elif kind == "bit":
+        data[len(data) // 3] ^= 0x10
+    elif kind == "checksum":
+        data[-2] ^= 0xFF
+    elif kind == "swap":
+        # Two keys change places: order broken.
+        at = HEAD + 8 * 3
+        data[at : at + 16] = data[at + 8 : at + 16] + data[at : at + 8]
+    elif kind == "hash":
+        # A key whose name does not exist, in order all the same.
+        at = HEAD + 8 * 5
+        ino, hash_ = struct.unpack_from("<II", data, at)
+        struct.pack_into("<II", data, at, ino, hash_ ^ 2)
+    elif kind == "child":
+        at = HEAD + ROOT_INFO + 12 * 1
+        struct.pack_into("<I", data, at + 8, 0x80000000)
+    elif kind == "child-far":
+        at = HEAD + ROOT_INFO + 12 * 1
+        struct.pack_into("<I", data, at + 8, 0xFFFFFFF0)
+    else:
+        raise ValueError(kind)
+
+
+def corrupt(g: Guest) -> None:
+    """List, create, delete, rename on a directory whose tree is damaged in one place."""
+    where, kind, first = g.p["where"], g.p["kind"], g.p["first"]
+    g.mount()
+    d = g.path()
+    g.t("fill", "--dir", d, "--model", g.model(), "--n", 2500, "--names", "skew")
+    g.want_tree(d)
+    ino = os.stat(d).st_ino
+    bsize = os.statvfs(g.mnt).f_bsize
+    blocks = g.tree_blocks(d)
+    g.umount()
+    with open(g.dev, "r+b", buffering=0) as disk:
+        raw = {b: os.pread(disk.fileno(), bsize, at) for b, at in blocks.items()}
+        leaves, index = nodes(raw)
+        if not g.want(
+            bool(leaves and index), f"tree of {len(raw)} blocks has {len(leaves)} leaves, {len(index)} index nodes"
+        ):
+            return
+        target = index[0] if where == "root" else leaves[len(leaves) // 2]
+        data = bytearray(raw[target])
+        damage(kind, data, g.p.get("seed", 1))
+        os.pwrite(disk.fileno(), data, blocks[target])
+        os.fsync(disk.fileno())
+    g.settle()
+    g.mount("errors=continue")
+
+    def read() -> None:
+        # Every name is there; order is not to be had.
+        g.t("list", "--dir", d, "--model", g.model())
+        g.t("list", "--dir", d, "--model", g.model(), "--buf", 400)
+
+    def write() -> None:
+        # Enough to touch every leaf: creates, deletes, renames.
+        for number in range(300):
+            g.run_quiet(os.mknod, f"{d}/new{number}")
+        for number in range(300):
+            g.run_quiet(os.rename, f"{d}/new{number}", f"{d}/other{number}")
+        for number in range(300):
+            g.run_quiet(os.unlink, f"{d}/other{number}")
+        g.t("age", "--dir", d, "--model", g.model(), "--percent", 90)
+
+    if first == "scan":
+        # Half a scan done, when the damage is found by a writer.
+        hold(g, [(5, 400), (1000, 400), (2400, 400)], lambda: (g.settle(), g.run_quiet(os.mknod, f"{d}/x")), again=True)
+        g.run_quiet(os.unlink, f"{d}/x")
+        write()
+        read()
+    elif first == "read":
+        read()
+        write()
+        read()
+    else:
+        write()
+        read()
+    g.equal(g.has_tree(d), False, "itree flag after changes")
+    g.want(g.counter("drops") >= 1, f"itree_drops is {g.counter('drops')}")
+    found = re.findall(r"EXT4-fs error .*", g.log())
+    g.want(bool(found), "nothing in the kernel log")
+    g.want(
+        not found or any(f"#{ino}" in x or f"inode {ino}" in x for x in found),
+        f"no error names inode {ino}: {found[:3]}",
+    )
+    g.t("lookup", "--dir", d, "--model", g.model())
+    g.again("errors=continue")
+    read()
+    # It works without a tree, and can go.
+    g.t("empty", "--dir", d, "--model", g.model(), "--m", 100)
+    read()
+
+
+def _row(where: str, kind: str, first: str, features: str = "", bs: int = 1024) -> None:
+    tag = "-nocsum" if features else ""
+    case(
+        f"corrupt-{where}-{kind}-{first}{tag}", "corrupt", {"where": where, "kind": kind, "first": first},
+        features=features, mkfs=("-b", str(bs)), size="64M", allow=LOG, fsck="repair", cost=8,
+    )(corrupt)  # fmt: skip
+
+
+for _kind in ("magic", "bit", "zero"):
+    _row("root", _kind, "read")
+    _row("leaf", _kind, "write")
+_row("root", "checksum", "write")
+_row("leaf", "checksum", "read")
+_row("leaf", "garbage", "scan")
+_row("root", "garbage", "scan")
+NOCSUM = "^metadata_csum"
+for _kind in ("magic", "version", "level", "count-0", "count-huge", "limit", "zero", "swap", "hash"):
+    _row("leaf", _kind, "read" if _kind in ("magic", "count-0", "swap", "hash") else "write", NOCSUM)
+for _kind in ("count-huge", "child", "child-far", "garbage"):
+    _row("root", _kind, "read" if _kind != "garbage" else "write", NOCSUM)
+_row("leaf", "zero", "scan", NOCSUM)
+_row("leaf", "hash", "scan", NOCSUM)
+
+
+def errors_ro(g: Guest) -> None:
+    """errors=remount-ro: the damage makes the file system read-only, names stay readable."""
+    g.mount()
+    d = g.path()
+    g.t("fill", "--dir", d, "--model", g.model(), "--n", 2500)
+    g.want_tree(d)
+    blocks = g.tree_blocks(d)
+    g.umount()
+    with open(g.dev, "r+b", buffering=0) as disk:
+        os.pwrite(disk.fileno(), b"\0" * 64, blocks[0x80000000])
+        os.fsync(disk.fileno())
+    g.settle()
+    g.mount("errors=remount-ro")
+    g.t("list", "--dir", d, "--model", g.model())
+    g.t("lookup", "--dir", d, "--model", g.model())
+    line = [x for x in pathlib.Path("/proc/mounts").read_text().splitlines() if f" {g.mnt} " in x][0]
+    g.stats["read_only"] = int("ro" in line.split()[3].split(","))
+    g.want("EXT4-fs error" in g.log(), "nothing in the kernel log")
+
+
+case(
+    "corrupt-errors-ro", "corrupt", {}, mkfs=("-b", "1024"), size="64M",
+    allow=(*LOG, "Remounting filesystem read-only"), fsck="repair",
+)(errors_ro)  # fmt: skip

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""The cases: what host and guest both know of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+
+MODULES = ("matrix", "ops", "scans", "space", "modes", "corrupt", "crash")
+
+
+@dataclasses.dataclass
+class Case:
+    """One file system, one function that runs on it in the guest.
+
+    A case gives one result for each of its parts; fsck's verdict belongs to
+    the last one.
+    """
+
+    id: str
+    group: str
+    func: Callable
+    params: dict
+    parts: tuple[str, ...] = ("",)
+    size: str = "512M"
+    features: str = ""  # for mke2fs -O
+    mkfs: tuple[str, ...] = ()  # more arguments
+    itree: bool = True  # with the feature
+    cost: int = 10  # estimated seconds in the guest
+    cpus: int = 1
+    memory: str = "1G"
+    limit: int = 300  # seconds
+    allow: tuple[str, ...] = ()  # expected lines of the kernel log
+    fsck: str = "clean"  # or "repair": e2fsck -fy, then clean; or "none"
+    host: str = ""  # function of kt.hostside, after the guest
+    image: str = ""  # the prepared image that it starts from
+    prepares: bool = False  # only run to prepare an image
+    slow: bool = False
+
+    def results(self) -> list[str]:
+        return [f"{self.id}[{p}]" if p else self.id for p in self.parts]
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(id_: str, group: str, params: dict | None = None, **more):
+    """Decorator: the function becomes a case (several, when stacked)."""
+
+    def wrap(func):
+        if id_ in CASES:
+            raise ValueError(f"two cases named {id_}")
+        CASES[id_] = Case(id_, group, func, params or {}, **more)
+        return func
+
+    return wrap
+
+
+def load() -> dict[str, Case]:
+    for name in MODULES:
+        importlib.import_module(f"kt.{name}")
+    return CASES
+
+
+def results_of(group: str) -> list[str]:
+    return [r for c in load().values() if c.group == group and not c.prepares for r in c.results()]
+
+
+def case_of(result: str) -> Case:
+    return load()[result.split("[")[0]]

@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""Runs cases: images, virtual machines, e2fsck; two machines at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+
+REPO = pathlib.Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(REPO / "tests" / "vm"))
+import vm  # noqa: E402
+
+from kt import hostside, registry  # noqa: E402
+
+HERE = REPO / "tests" / "kernel"
+BUILD = REPO / "build" / "tests"
+WORK = BUILD / "kernel"
+HELPER = BUILD / "itree-t"
+SBIN = REPO / "build" / "e2fsprogs" / "root" / "sbin"
+BATCH_CASES = 12
+BATCH_COST = 150
+
+
+@dataclasses.dataclass
+class Outcome:
+    fails: list[str]
+    stats: dict[str, int] = dataclasses.field(default_factory=dict)
+    seconds: float = 0
+    skip: str = ""
+    log: str = ""
+
+
+def build_helper() -> pathlib.Path:
+    """build/tests/itree-t: static, so that it runs in every guest."""
+    sources = sorted((HERE / "src").glob("*.c"))
+    newest = max(p.stat().st_mtime for p in (HERE / "src").iterdir())
+    if not HELPER.exists() or HELPER.stat().st_mtime < newest:
+        BUILD.mkdir(parents=True, exist_ok=True)
+        part = HELPER.with_suffix(f".{os.getpid()}")
+        cmd = ["gcc", "-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-static", "-o", part, *sources]
+        res = subprocess.run(cmd, capture_output=True, text=True, check=False)
+        if res.returncode:
+            raise RuntimeError(f"itree-t does not compile:\n{res.stderr}")
+        part.rename(HELPER)
+    return HELPER
+
+
+def tool(name: str) -> str:
+    return str(SBIN / name) if (SBIN / name).exists() else name
+
+
+def digest(path: pathlib.Path) -> str:
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+class Runner:
+    """Starts at once in the background; `outcome` waits for one result."""
+
+    def __init__(self, results: list[str], kernel: pathlib.Path, itree: bool, jobs: int, keep: bool, plain: bool):
+        self.kernel = kernel
+        self.itree = itree
+        self.keep = keep
+        self.plain = plain
+        self.done: dict[str, Outcome] = {}
+        self.cond = threading.Condition()
+        self.locks: dict[str, threading.Lock] = {}
+        self.closing = False
+        self.error = ""
+        wanted = list(dict.fromkeys(registry.case_of(r).id for r in results))
+        cases = [registry.CASES[c] for c in wanted]
+        self.pending = len(cases)
+        self.batches: queue.Queue = queue.Queue()
+        for batch in self.plan(cases):
+            self.batches.put(batch)
+        if not cases:
+            return
+        build_helper()
+        WORK.mkdir(parents=True, exist_ok=True)
+        self.cache = vm._cache_dir() / "kernel-tests"
+        for old in WORK.glob("batch-*"):
+            if time.time() - old.stat().st_mtime > 6 * 3600:
+                shutil.rmtree(old, ignore_errors=True)
+        self.workers = [threading.Thread(target=self.work, daemon=True) for _ in range(jobs)]
+        for worker in self.workers:
+            worker.start()
+
+    @staticmethod
+    def plan(cases: list[registry.Case]) -> list[list[registry.Case]]:
+        """Few machines, the longest first; a prepared image has one of its own."""
+        batches: list[list[registry.Case]] = []
+        open_: dict[tuple, list[registry.Case]] = {}
+        for c in cases:
+            if c.image or c.prepares:
+                batches.append([c])
+                continue
+            key = (c.group, c.cpus, c.memory)
+            batch = open_.get(key)
+            if batch is None or len(batch) >= BATCH_CASES or sum(x.cost for x in batch) + c.cost > BATCH_COST:
+                batch = open_[key] = []
+                batches.append(batch)
+            batch.append(c)
+
+        def weight(batch):
+            prepare = registry.CASES.get(batch[0].image)
+            extra = 0
+            while prepare:
+                extra += prepare.cost
+                prepare = registry.CASES.get(prepare.image)
+            return sum(x.cost for x in batch) + extra
+
+        return sorted(batches, key=weight, reverse=True)
+
+    # --- results
+
+    def put(self, result: str, outcome: Outcome) -> None:
+        with self.cond:
+            self.done[result] = outcome
+            self.cond.notify_all()
+
+    def outcome(self, result: str) -> Outcome:
+        with self.cond:
+            while result not in self.done:
+                if not any(w.is_alive() for w in self.workers):
+                    return Outcome([self.error or "never ran"])
+                self.cond.wait(2)
+            return self.done[result]
+
+    def close(self) -> None:
+        """Leave the figures of this run in build/tests/kernel/results.json."""
+        self.closing = True
+        if self.done:
+            found = {k: dataclasses.asdict(v) for k, v in sorted(self.done.items())}
+            (WORK / "results.json").write_text(json.dumps(found, indent=1) + "\n")
+
+    # --- work
+
+    def work(self) -> None:
+        while not self.closing:
+            try:
+                batch = self.batches.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                self.run_batch(batch)
+            except Exception:
+                self.error = traceback.format_exc(limit=-5)
+                for c in batch:
+                    for r in c.results():
+                        if r not in self.done:
+                            self.put(r, Outcome([f"the runner failed:\n{self.error}"]))
+
+    def make_image(self, c: registry.Case, image: pathlib.Path, share: pathlib.Path) -> None:
+        if c.image:
+            ready, model = self.prepared(registry.CASES[c.image])
+            subprocess.run(["cp", "--sparse=always", "--reflink=auto", ready, image], check=True)
+            shutil.copy(model, share / "model")
+            return
+        subprocess.run(["truncate", "-s", c.size, image], check=True)
+        features = ",".join(x for x in (c.features, "itree" if self.itree and c.itree else "") if x)
+        cmd = [tool("mke2fs"), "-q", "-F", "-t", "ext4", "-U", "69747265-6500-4000-8000-000000000001"]
+        cmd += [*(["-O", features] if features else []), *c.mkfs, image]
+        res = subprocess.run(cmd, capture_output=True, text=True, check=False)
+        if res.returncode:
+            raise RuntimeError(f"mke2fs for {c.id}: {res.stderr.strip()}\n{cmd}")
+
+    def prepared(self, c: registry.Case) -> tuple[pathlib.Path, pathlib.Path]:
+        """The image of a preparing case, filled by the kernel under test; kept for the same inputs."""
+        with self.cond:
+            lock = self.locks.setdefault(c.id, threading.Lock())
+        with lock:
+            key = hashlib.sha256()
+            step: registry.Case | None = c
+            while step:
+                key.update(f"{step.id} {step.params} {step.features} {step.mkfs} {step.size} {self.itree}".encode())
+                step = registry.CASES.get(step.image)
+            for path in (self.kernel, HELPER, pathlib.Path(shutil.which(tool("mke2fs")))):
+                key.update(digest(path).encode())
+            name = f"{c.id}-{key.hexdigest()[:20]}"
+            image, model = self.cache / f"{name}.img", self.cache / f"{name}.model"
+            if image.exists() and model.exists():
+                return image, model
+            self.cache.mkdir(parents=True, exist_ok=True)
+            at = pathlib.Path(tempfile.mkdtemp(prefix="prepare-", dir=WORK))
+            try:
+                outcomes = self.boot([c], at, keep_images=True)
+                found = outcomes[c.results()[0]]
+                if found.fails:
+                    raise RuntimeError(f"{c.id} failed: {found.fails} (kernel log: {found.log})")
+                for old in self.cache.glob(f"{c.id}-*"):
+                    old.unlink(missing_ok=True)
+                shutil.copy(at / c.id / "model", model)
+                subprocess.run(["cp", "--sparse=always", at / f"{c.id}.img", f"{image}.part"], check=True)
+                os.rename(f"{image}.part", image)
+            finally:
+                shutil.rmtree(at, ignore_errors=True)
+            return image, model
+
+    def run_batch(self, batch: list[registry.Case]) -> None:
+        at = pathlib.Path(tempfile.mkdtemp(prefix="batch-", dir=WORK))
+        left = list(batch)
+        bad = False
+        while left and not self.closing:
+            outcomes = self.boot(left, at)
+            for result, outcome in outcomes.items():
+                bad |= bool(outcome.fails)
+                self.put(result, outcome)
+            before = len(left)
+            left = [c for c in left if c.results()[-1] not in outcomes]
+            if len(left) == before:
+                for c in left:
+                    for r in c.results():
+                        self.put(r, Outcome(["not reached: the machine did not start"]))
+                return
+        if not bad and not self.keep:
+            shutil.rmtree(at, ignore_errors=True)
+
+    def boot(self, cases: list[registry.Case], at: pathlib.Path, keep_images: bool = False) -> dict[str, Outcome]:
+        """One machine; results of all cases that ended, and of the one that killed it."""
+        images = []
+        outcomes: dict[str, Outcome] = {}
+        ready = []
+        for c in cases:
+            image, share = at / f"{c.id}.img", at / c.id
+            share.mkdir(exist_ok=True)
+            try:
+                self.make_image(c, image, share)
+            except (RuntimeError, OSError, subprocess.SubprocessError) as err:
+                for r in c.results():
+                    outcomes[r] = Outcome([str(err)])
+                image.unlink(missing_ok=True)
+                continue
+            images.append(image)
+            ready.append(c)
+        if not ready:
+            return outcomes
+        job = {
+            "cases": [c.id for c in ready],
+            "share": str(at),
+            "helper": str(HELPER),
+            "sbin": str(SBIN),
+            "itree": self.itree,
+            "plain": self.plain,
+        }
+        (at / "job.json").write_text(json.dumps(job))
+        res = vm.run(
+            ["/usr/bin/env", "python3", str(HERE / "kt" / "guest.py"), str(at / "job.json")],
+            kernel=self.kernel,
+            memory=max((c.memory for c in ready), key=lambda m: float(m.rstrip("GM"))),
+            cpus=max(c.cpus for c in ready),
+            disks=images,
+            shares=[at],
+            timeout=120 + sum(c.limit for c in ready),
+            allow=[".*"],
+            log=at / f"kernel-{ready[0].id}.log",
+            env={"PYTHONDONTWRITEBYTECODE": "1"},
+        )
+        ends, begun = {}, None
+        for line in res.stdout.splitlines():
+            if not line.startswith("{"):
+                continue
+            try:
+                found = json.loads(line)
+            except ValueError:
+                continue
+            if "begin" in found:
+                begun = found["begin"]
+            elif "end" in found:
+                ends[found["end"]] = found
+        logs = self.split_log(res.log_text())
+        for c in ready:
+            if c.id in ends:
+                outcomes.update(self.judge(c, ends[c.id], logs.get(c.id, ""), at, res.log, keep_images))
+            elif c.id == begun or (begun is None and c is ready[0]):
+                problems = vm.find_problems(logs.get(c.id, res.log_text()))
+                text = "\n".join(["the machine died or hung in this case", *problems[:6], res.explain()[-1500:]])
+                text += "\n" + "\n".join(logs.get(c.id, "").splitlines()[-30:])
+                for r in c.results():
+                    outcomes[r] = Outcome([text], log=str(res.log))
+        return outcomes
+
+    @staticmethod
+    def split_log(text: str) -> dict[str, str]:
+        found: dict[str, list[str]] = {}
+        current = None
+        for raw in text.splitlines():
+            line = vm.strip_stamp(raw)
+            if line.startswith("itree-test: begin "):
+                current = line.split()[-1]
+            if current:
+                found.setdefault(current, []).append(raw)
+        return {k: "\n".join(v) for k, v in found.items()}
+
+    def judge(self, c, end, log, at, logfile, keep_images) -> dict[str, Outcome]:
+        outcomes = {}
+        for part, name in zip(c.parts, c.results(), strict=True):
+            got = end["parts"][part]
+            outcomes[name] = Outcome(got["fails"], got["stats"], got["seconds"], log=str(logfile))
+        last = outcomes[c.results()[-1]]
+        last.fails += [f"kernel log: {x}" for x in vm.find_problems(log, c.allow)[:8]]
+        image = at / f"{c.id}.img"
+        if c.host:
+            try:
+                last.fails += getattr(hostside, c.host)(image, at / c.id, HELPER)
+            except hostside.Skip as err:
+                last.skip = str(err)
+            except (AssertionError, OSError, subprocess.SubprocessError) as err:
+                last.fails.append(f"{c.host}: {err}")
+        last.fails += self.fsck(c, image)
+        if not any(o.fails for o in outcomes.values()) and not keep_images and not self.keep:
+            image.unlink()
+        return outcomes
+
+    def fsck(self, c: registry.Case, image: pathlib.Path) -> list[str]:
+        fails = []
+        e2fsck = tool("e2fsck")
+        if c.fsck == "repair":
+            work = image.with_suffix(".repaired")
+            subprocess.run(["cp", "--sparse=always", "--reflink=auto", image, work], check=True)
+            res = subprocess.run([e2fsck, "-fy", work], capture_output=True, text=True, errors="replace", check=False)
+            if res.returncode not in (0, 1):
+                fails.append(f"e2fsck -fy gives {res.returncode}: {(res.stdout + res.stderr).strip()[-600:]}")
+            fails += self.fsck_clean(e2fsck, work)
+            work.unlink()
+        elif c.fsck == "clean":
+            fails += self.fsck_clean(e2fsck, image)
+        return fails
+
+    @staticmethod
+    def fsck_clean(e2fsck: str, image: pathlib.Path) -> list[str]:
+        res = subprocess.run([e2fsck, "-fn", image], capture_output=True, text=True, errors="replace", check=False)
+        if res.returncode == 0:
+            return []
+        return [f"e2fsck -fn gives {res.returncode}: {(res.stdout + res.stderr).strip()[-600:]}"]
