@@ -1444,6 +1444,90 @@ static void hostile_free_list(void *arg)
 	}
 }
 
+/* Inserts notice a bad free list before they take nodes from it. */
+static void hostile_insert_takes(void *arg)
+{
+	struct craft c = { .block_size = 1024, .depth = 3, .spare = 5 };
+	u32 n, i, count, list[5], blocks;
+	struct mem_snap s;
+	size_t at;
+
+	(void)arg;
+	for (n = 0; n < 10; n++) {
+		snprintf(test_note, sizeof(test_note), "way %u", n);
+		at = tree_craft(&x, &c, &count);
+		itree_close(&x.t);
+		x.open = false;
+		mem_end_op(&x.d, 0, 0);
+		list[0] = (u32)get(0, FREE_HEAD, 4) - ITREE_SEG_START;
+		for (i = 1; i < 5; i++)
+			list[i] = (u32)get(list[i - 1], 12, 4) -
+				  ITREE_SEG_START;
+		switch (n) {
+		case 0:
+		case 1:
+		case 2:	/* loops within the three nodes it takes */
+			put(list[n], 12, 4, LBLK(list[0]));
+			break;
+		case 3:
+			put(list[2], 12, 4, LBLK(list[2]));
+			break;
+		case 4:	/* shorter than counted, longer than counted */
+			put(list[2], 12, 4, 0);
+			break;
+		case 5:
+			put(0, FREE_COUNT, 4, 3);
+			break;
+		case 6:	/* nodes in use */
+			put(list[0], 12, 4, LBLK(1));
+			break;
+		case 7:
+			put(list[1], 12, 4, LBLK(0));
+			break;
+		case 8:
+			put(list[1], 12, 4, LBLK(0x2000));
+			break;
+		case 9:	/* ends within what it takes */
+			put(list[1], 12, 4, 0);
+			break;
+		}
+		tree_open(&x, ROOMY);
+		blocks = tree_blocks(&x);
+		mem_snap(&x.d, &s);
+		CHECK_EQ(itree_insert(&x.t, x.m.key[at] + 1),
+			 -ITREE_CORRUPT);
+		CHECK(x.t.why && !x.t.torn);
+		tree_end_op(&x);
+		CHECK_EQ(mem_compare(&x.d, &s, blocks), blocks);
+		mem_snap_free(&s);
+		tree_close(&x);
+	}
+}
+
+/* A root that is a leaf holds all keys that it counts. */
+static void hostile_root_leaf(void *arg)
+{
+	u32 i;
+
+	(void)arg;
+	for (i = 0; i < 10; i++) {
+		tree_format(&x, 1024, ROOMY);
+		tree_reserve(&x, 200);
+		while (x.m.n < 5)
+			tree_insert(&x, shuffled(x.m.n));
+		itree_close(&x.t);
+		x.open = false;
+		mem_end_op(&x.d, 0, 0);
+		put(0, 16, 8, i);
+		CHECK_EQ(itree_open(&x.t, &mem_ops, &x.d, 1024, ROOMY),
+			 i == 5 ? 0 : -ITREE_CORRUPT);
+		CHECK(i == 5 || x.t.why);
+		itree_close(&x.t);
+		mem_end_op(&x.d, 0, 0);
+		tree_close(&x);
+	}
+}
+
 /* A root that counts no keys: deleting must not make it 2^64 - 1. */
 static void hostile_key_total(void *arg)
 {
@@ -1710,6 +1794,8 @@ static const struct {
 	{ "bulk load block counts", bulk_blocks },
 	{ "bulk load refuses", bulk_refuses },
 	{ "hostile free list", hostile_free_list },
+	{ "hostile free list, insert", hostile_insert_takes },
+	{ "hostile root leaf", hostile_root_leaf },
 	{ "hostile number of keys", hostile_key_total },
 	{ "hostile node on the way", hostile_on_the_way },
 	{ "hostile child shared", hostile_shared_child },
