@@ -6,6 +6,8 @@ MAKEFLAGS += --no-print-directory
 PYTHON := build/venv/bin/python
 MEM ?= 1G
 TIMEOUT ?= 600
+# As it was typed: make leaves the $ in it alone.
+export ITREE_CMD := $(value CMD)
 
 .PHONY: help deps fetch kernel e2fsprogs vm demo test lint format clean distclean \
 	test-core test-sources test-bench test-e2fsprogs test-vm test-kernel
@@ -26,9 +28,9 @@ e2fsprogs: ## build e2fsprogs into build/e2fsprogs/root
 	@e2fsprogs/build
 
 vm: $(PYTHON) ## run CMD='...' in that kernel (MEM=1G, DISK='a.img b.img', SHARE=dir, TIMEOUT=600)
-	@test -n "$$CMD" || { echo "make vm: say what to run, as in: make vm CMD='uname -a'" >&2; exit 2; }
+	@test -n "$$ITREE_CMD" || { echo "make vm: say what to run, as in: make vm CMD='uname -a'" >&2; exit 2; }
 	@tests/vm/run --memory $(MEM) --timeout $(TIMEOUT) $(addprefix --kernel ,$(KERNEL)) $(addprefix --disk ,$(DISK)) \
-		$(addprefix --share ,$(SHARE)) -- "$$CMD"
+		$(addprefix --share ,$(SHARE)) -- "$$ITREE_CMD"
 
 demo: $(PYTHON) ## the main job: list and back up a huge directory, tree ignored and tree used
 	@bench/demo
