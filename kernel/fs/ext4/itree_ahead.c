@@ -97,6 +97,7 @@ static void read_runs(struct super_block *sb, struct run *runs, u32 nr)
 
 /**
  * ext4_itree_ahead_range - start reading some of a directory's blocks
+ * @dir: directory
  * @first: logical block
  * @count: blocks
  */
@@ -115,6 +116,7 @@ void ext4_itree_ahead_range(struct inode *dir, ext4_lblk_t first, u32 count)
 
 /**
  * ext4_itree_ahead_dir - start reading a directory in one sweep
+ * @dir: directory
  * @tree_blocks: of its tree
  *
  * Only if all of it stays in memory.
@@ -156,6 +158,7 @@ static ext4_fsblk_t itable_block(struct super_block *sb, u32 ino)
 
 /**
  * ext4_itree_ahead_inodes - start reading inode table blocks
+ * @sb: file system
  * @ino: inode numbers, ascending
  * @nr: how many
  * @stride: bytes from one to the next

@@ -212,6 +212,9 @@ int ext4_itree_open(struct ext4_itree *et, handle_t *handle,
 
 /**
  * ext4_itree_format - start a new tree in a directory
+ * @et: filled in; ext4_itree_close() it after success
+ * @handle: to build it in
+ * @dir: directory, i_rwsem held exclusively
  * @blocks: that the whole tree will have, mapped in one piece if possible
  * @hash_version: of the htree
  *

@@ -36,6 +36,8 @@ static int bulk_shape(u32 block_size, u64 keys, u64 *blocks)
 
 /**
  * itree_bulk_blocks - blocks that a bulk load of so many keys takes
+ * @block_size: bytes
+ * @keys: their number
  *
  * Returns their number, the root included, or 0 for more keys than fit.
  */
@@ -279,6 +281,7 @@ static int verify_free(struct verify *v, const struct itree_info *info)
 
 /**
  * itree_verify - check a whole tree
+ * @t: open tree
  * @report: filled in as far as the check came
  *
  * Reads every block of the tree once and checks structure, order, key count,

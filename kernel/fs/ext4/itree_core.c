@@ -43,6 +43,7 @@ struct itree_tail *itree_tail(void *data, u32 block_size)
 
 /**
  * itree_hash_key - a key's share of the content hash
+ * @key: of the name
  *
  * The content hash of a tree or directory is the sum of its keys' shares
  * modulo 2^64, so it does not depend on their order.  The mixing is the
@@ -284,6 +285,11 @@ int itree_open(struct itree *t, const struct itree_ops *ops, void *priv,
 
 /**
  * itree_format - make an empty tree and open it
+ * @t: filled in; itree_close() it after success
+ * @ops: block operations
+ * @priv: for them, in t->priv
+ * @block_size: bytes
+ * @max_blocks: most blocks the segment can have
  * @hash_version: of the directory's htree, kept in the root
  *
  * The other arguments are those of itree_open().  The root block is mapped if
@@ -399,6 +405,7 @@ fail:
 
 /**
  * itree_cursor_release - let go of the blocks a cursor holds
+ * @cur: cursor
  *
  * To be called once after every seek, whatever it returned; harmless after
  * that.
@@ -467,6 +474,8 @@ static int next_leaf(struct itree_cursor *cur)
 
 /**
  * itree_seek - find the first key not below @key
+ * @t: open tree
+ * @key: to look for
  * @cur: filled in; itree_cursor_release() it in any case
  *
  * Returns 0, ITREE_END if all keys are below @key, or a negative error.  The
@@ -508,6 +517,7 @@ u64 itree_cursor_key(const struct itree_cursor *cur)
 
 /**
  * itree_last - find the largest key
+ * @t: open tree
  * @key: set on success
  *
  * Returns 0, ITREE_END if the tree is empty, or a negative error.

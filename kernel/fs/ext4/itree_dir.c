@@ -162,6 +162,9 @@ int ext4_itree_reserve(handle_t *handle, struct inode *dir, u32 inserts)
 
 /**
  * ext4_itree_reserve_rename - ext4_itree_reserve() for a rename
+ * @handle: of the rename, with ext4_itree_credits()
+ * @old_dir: directory of the old name
+ * @new_dir: directory of the new name
  * @whiteout: the old name gets a new inode (and back, if the rename fails)
  * @replace: the new name exists and gets a new inode
  */
@@ -183,6 +186,7 @@ int ext4_itree_reserve_rename(handle_t *handle, struct inode *old_dir,
 
 /**
  * ext4_itree_hash_version - hash version of a directory's names
+ * @dir: directory
  * @version: set to what the htree's root says, or to the file system's own
  *	for directories without one
  */
@@ -206,6 +210,8 @@ int ext4_itree_hash_version(struct inode *dir, u8 *version)
 
 /**
  * ext4_itree_hash_entry - hash a directory entry as its htree does
+ * @dir: directory
+ * @de: entry in it
  * @version: from ext4_itree_hash_version()
  * @hash: major hash, bit 0 clear
  * @minor: may be NULL
@@ -243,6 +249,8 @@ static bool is_dot(const struct ext4_dir_entry_2 *de)
 
 /**
  * ext4_itree_visit_block - call back for the names in a directory block
+ * @v: what to visit and whom to call
+ * @block: logical block of the directory
  *
  * Index blocks have none.  Bad entries end the block, as they do for ext4's
  * own readdir.  Returns 0, what v->name() returned, or a negative error.
@@ -445,6 +453,7 @@ static int delete_key(struct ext4_itree *et, u64 key)
 
 /**
  * ext4_itree_add - a name has been added to the directory
+ * @dir: i_rwsem held exclusively
  * @handle: it was added in; ext4_itree_reserve() has been called
  * @ino: the name's inode
  * @hash: the name's hash in the htree
@@ -472,6 +481,8 @@ void ext4_itree_add(handle_t *handle, struct inode *dir, u32 ino, u32 hash)
 
 /**
  * ext4_itree_entry_key - key of a name, before the name goes or changes
+ * @dir: i_rwsem held exclusively
+ * @de: its entry
  *
  * Returns the key for ext4_itree_remove() or ext4_itree_renumber().
  */
@@ -498,6 +509,7 @@ u64 ext4_itree_entry_key(struct inode *dir, struct ext4_dir_entry_2 *de)
 
 /**
  * ext4_itree_remove - a name has been removed from the directory
+ * @dir: i_rwsem held exclusively
  * @handle: it was removed in
  * @key: from ext4_itree_entry_key()
  */
@@ -524,6 +536,7 @@ void ext4_itree_remove(handle_t *handle, struct inode *dir, u64 key)
 
 /**
  * ext4_itree_renumber - a name has got another inode
+ * @dir: i_rwsem held exclusively
  * @handle: it was changed in; ext4_itree_reserve() has been called
  * @de: the changed entry
  * @old_key: from ext4_itree_entry_key() before the change

@@ -67,6 +67,7 @@ static int grow_one(struct itree *t)
 
 /**
  * itree_reserve - obtain the space that inserts may need
+ * @t: open tree
  * @inserts: so many inserts after this cannot run out of space
  *
  * An insert splits at most one node a level and pushes the root down at most
@@ -308,6 +309,7 @@ static int insert_apply(struct itree *t, struct insert *in, u64 key)
 
 /**
  * itree_insert - add a key
+ * @t: open tree
  * @key: need not be new: equal keys are kept as often as they are inserted
  *
  * Never allocates: takes nodes from the free list, which itree_reserve() has
@@ -457,7 +459,12 @@ static int plan_collapse(struct itree *t, struct delete *d)
 	struct delete_level *l;
 	int err;
 
-	if (!top || node_count(&t->root) - (d->top == top) != 1)
+	if (!top)
+		return 0;
+	left = node_count(&t->root);
+	if (d->top == top)
+		left--;
+	if (left != 1)
 		return 0;
 	node = &d->cur.step[top - 1].buf;
 	l = &d->level[top - 1];
@@ -603,6 +610,7 @@ static int delete_apply(struct itree *t, struct delete *d)
 
 /**
  * itree_delete - take out one key
+ * @t: open tree
  * @key: if it is there several times, one of them goes
  *
  * Needs no space.  Returns 0, -ENOENT if there is no such key, or a negative

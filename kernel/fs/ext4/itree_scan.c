@@ -410,3 +410,7 @@ int ext4_itree_readdir(struct file *file, struct dir_context *ctx,
 	s->last_pos = ctx->pos;
 	return ret < 0 ? ret : 0;
 }
+
+#ifdef CONFIG_EXT4_KUNIT_TESTS
+#include "itree-test.c"
+#endif

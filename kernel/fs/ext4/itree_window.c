@@ -363,6 +363,7 @@ static int fill_by_sorting(struct fill *f, u64 lo)
 
 /**
  * ext4_itree_store_dirent - take a name of a directory kept in its inode
+ * @de: entry, whose name may be encrypted
  * @s: scan that asked ext4_inlinedir_to_tree() for them
  * @hash: as that computed it
  * @name: the name as users see it

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * KUnit tests of the itree in ext4: what depends on the kernel around the
+ * core.  The core itself has a far larger suite outside the kernel.
+ *
+ * Included by itree_scan.c.
+ */
+#include <kunit/test.h>
+
+#define TEST_BLOCK	1024
+#define TEST_BLOCKS	64
+
+/* A tree in plain memory. */
+struct test_tree {
+	struct itree	t;
+	u8		*block[TEST_BLOCKS];
+	struct kunit	*test;
+};
+
+static int test_read(struct itree *t, u32 lblk, struct itree_buf *buf)
+{
+	struct test_tree *tt = container_of(t, struct test_tree, t);
+	u32 n = lblk - ITREE_SEG_START;
+
+	if (n >= TEST_BLOCKS || !tt->block[n])
+		return -EIO;
+	buf->data = tt->block[n];
+	return 0;
+}
+
+static int test_grow(struct itree *t, u32 lblk, struct itree_buf *buf)
+{
+	struct test_tree *tt = container_of(t, struct test_tree, t);
+	u32 n = lblk - ITREE_SEG_START;
+
+	if (n >= TEST_BLOCKS)
+		return -ENOSPC;
+	tt->block[n] = kunit_kzalloc(tt->test, TEST_BLOCK, GFP_KERNEL);
+	buf->data = tt->block[n];
+	return buf->data ? 0 : -ENOMEM;
+}
+
+static int test_nothing(struct itree *t, struct itree_buf *buf)
+{
+	return 0;
+}
+
+static void test_release(struct itree *t, struct itree_buf *buf)
+{
+}
+
+static void *test_alloc(struct itree *t, size_t bytes)
+{
+	return kzalloc(bytes, GFP_KERNEL);
+}
+
+static void test_free(struct itree *t, void *mem)
+{
+	kfree(mem);
+}
+
+static const struct itree_ops test_ops = {
+	.read		= test_read,
+	.grow		= test_grow,
+	.access		= test_nothing,
+	.dirty		= test_nothing,
+	.release	= test_release,
+	.alloc		= test_alloc,
+	.free		= test_free,
+};
+
+/* Positions and keys are the same order, and both ends fit. */
+static void itree_test_positions(struct kunit *test)
+{
+	static const u64 keys[] = {
+		KEY_DOT, KEY_DOTDOT, ITREE_KEY(1, 0), ITREE_KEY(11, 2),
+		ITREE_KEY(11, 0x80000000), ITREE_KEY(11, 0xfffffffc),
+		ITREE_KEY(12, 0), ITREE_KEY(0x7fffffff, 0xfffffffc),
+		ITREE_KEY(0x80000000, 0), ITREE_KEY(0xffffffff, 0xfffffffc),
+	};
+	loff_t last = -1;
+	int i;
+
+	for (i = 0; i < ARRAY_SIZE(keys); i++) {
+		loff_t pos = key_to_pos(keys[i]);
+
+		KUNIT_EXPECT_GT(test, pos, last);
+		KUNIT_EXPECT_LT(test, pos, (loff_t)EXT4_HTREE_EOF_64BIT);
+		KUNIT_EXPECT_EQ(test, pos_to_key(pos), keys[i]);
+		last = pos;
+	}
+	KUNIT_EXPECT_EQ(test, key_to_pos(KEY_DOT), 0);
+	KUNIT_EXPECT_EQ(test, key_to_pos(KEY_DOTDOT), 1);
+}
+
+/* The core compiled for the kernel splits, iterates, merges and verifies. */
+static void itree_test_core(struct kunit *test)
+{
+	const u32 count = 2000;
+	struct test_tree *tt;
+	struct itree_report report;
+	struct itree_cursor cur;
+	u32 i;
+	int ret;
+
+	tt = kunit_kzalloc(test, sizeof(*tt), GFP_KERNEL);
+	KUNIT_ASSERT_NOT_NULL(test, tt);
+	tt->test = test;
+	ret = itree_format(&tt->t, &test_ops, NULL, TEST_BLOCK, TEST_BLOCKS,
+			   DX_HASH_HALF_MD4);
+	KUNIT_ASSERT_EQ(test, ret, 0);
+	/* 7919 is prime: the keys come in no order, each once. */
+	for (i = 0; i < count; i++) {
+		KUNIT_ASSERT_EQ(test, itree_reserve(&tt->t, 1), 0);
+		ret = itree_insert(&tt->t, ITREE_KEY(11 + i * 7919 % count,
+						     i << 1));
+		KUNIT_ASSERT_EQ(test, ret, 0);
+	}
+	KUNIT_ASSERT_EQ(test, itree_verify(&tt->t, &report), 0);
+	KUNIT_EXPECT_EQ(test, report.keys, count);
+	KUNIT_EXPECT_GT(test, tt->t.splits, 0);
+
+	ret = itree_seek(&tt->t, 0, &cur);
+	for (i = 0; !ret; i++) {
+		KUNIT_ASSERT_EQ(test, ITREE_KEY_INO(itree_cursor_key(&cur)),
+				11 + i);
+		ret = itree_next(&cur);
+	}
+	itree_cursor_release(&cur);
+	KUNIT_EXPECT_EQ(test, ret, ITREE_END);
+	KUNIT_EXPECT_EQ(test, i, count);
+
+	for (i = 0; i < count; i++) {
+		ret = itree_delete(&tt->t, ITREE_KEY(11 + i * 7919 % count,
+						     i << 1));
+		KUNIT_ASSERT_EQ(test, ret, 0);
+	}
+	KUNIT_ASSERT_EQ(test, itree_verify(&tt->t, &report), 0);
+	KUNIT_EXPECT_EQ(test, report.keys, 0);
+	KUNIT_EXPECT_EQ(test, report.depth, 1);
+	itree_close(&tt->t);
+}
+
+/* A block that is not a node is refused, and the reason is told. */
+static void itree_test_hostile(struct kunit *test)
+{
+	struct test_tree *tt;
+
+	tt = kunit_kzalloc(test, sizeof(*tt), GFP_KERNEL);
+	KUNIT_ASSERT_NOT_NULL(test, tt);
+	tt->test = test;
+	tt->block[0] = kunit_kzalloc(test, TEST_BLOCK, GFP_KERNEL);
+	KUNIT_ASSERT_NOT_NULL(test, tt->block[0]);
+	KUNIT_EXPECT_EQ(test, itree_open(&tt->t, &test_ops, NULL, TEST_BLOCK,
+					 TEST_BLOCKS), -EFSCORRUPTED);
+	KUNIT_EXPECT_NOT_NULL(test, tt->t.why);
+}
+
+static struct kunit_case ext4_itree_cases[] = {
+	KUNIT_CASE(itree_test_positions),
+	KUNIT_CASE(itree_test_core),
+	KUNIT_CASE(itree_test_hostile),
+	{}
+};
+
+static struct kunit_suite ext4_itree_suite = {
+	.name = "ext4_itree_test",
+	.test_cases = ext4_itree_cases,
+};
+
+kunit_test_suites(&ext4_itree_suite);
