@@ -14,13 +14,13 @@
 #include "test.h"
 #include "tree.h"
 
-#define F_SHORT		1	/* blocks in short */
-#define F_KEEP_CSUM	2	/* else checksums are put right */
-#define F_NO_TOTALS	4	/* short: root's totals are not put right */
-#define F_ALWAYS_CHECK	8	/* no block ever counts as checked */
-#define F_MANY		16	/* short: entries repeat */
+#define F_SHORT 1 /* blocks in short */
+#define F_KEEP_CSUM 2 /* else checksums are put right */
+#define F_NO_TOTALS 4 /* short: root's totals are not put right */
+#define F_ALWAYS_CHECK 8 /* no block ever counts as checked */
+#define F_MANY 16 /* short: entries repeat */
 
-#define MAX_BLOCKS	40
+#define MAX_BLOCKS 40
 
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -29,7 +29,7 @@ static struct tree x;
 
 struct input {
 	const u8 *p;
-	size_t	n;
+	size_t n;
 };
 
 static u8 byte(struct input *in)
@@ -95,8 +95,9 @@ static void short_blocks(struct input *in, u32 bs, u8 flags)
 		p[4] = 1;
 		if ((kind & 8) && i) {
 			put32(p, ITREE_FREE_MAGIC);
-			put32(p + 12, flags & F_NO_TOTALS && count ?
-				      ITREE_SEG_START + count : free_head);
+			put32(p + 12, flags & F_NO_TOTALS && count
+					      ? ITREE_SEG_START + count
+					      : free_head);
 			free_head = ITREE_SEG_START + i;
 			free_count++;
 			mem_poke_done(&x.d, ITREE_SEG_START + i);
@@ -115,8 +116,9 @@ static void short_blocks(struct input *in, u32 bs, u8 flags)
 			/* many entries from few bytes */
 			if (!(flags & F_MANY) || j % 16 == 0)
 				step = byte(in);
-			key += step == 0xff ? -5ULL : step & 0x80 ?
-			       (u64)(step & 0x7f) << 32 : step;
+			key += step == 0xff  ? -5ULL
+			       : step & 0x80 ? (u64)(step & 0x7f) << 32
+					     : step;
 			put32(e, level && !j ? 0 : ITREE_KEY_INO(key));
 			put32(e + 4, level && !j ? 0 : ITREE_KEY_HASH(key));
 			if (level)
@@ -264,8 +266,7 @@ static void operate(u8 op, u8 arg)
 		CHECK(is_valid());
 		itree_get_info(&x.t, &now);
 		if (!ret && (op & 7) >= 4)
-			CHECK_EQ(now.keys - info.keys,
-				 (op & 7) < 6 ? 1 : -1);
+			CHECK_EQ(now.keys - info.keys, (op & 7) < 6 ? 1 : -1);
 	}
 }
 

@@ -16,13 +16,13 @@ typedef uint16_t u16;
 typedef uint32_t u32;
 typedef unsigned long long u64;
 
-#define cpu_to_le16(x)	((__le16)htole16(x))
-#define cpu_to_le32(x)	((__le32)htole32(x))
-#define cpu_to_le64(x)	((__le64)htole64(x))
-#define le16_to_cpu(x)	((u16)le16toh(x))
-#define le32_to_cpu(x)	((u32)le32toh(x))
-#define le64_to_cpu(x)	((u64)le64toh(x))
+#define cpu_to_le16(x) ((__le16)htole16(x))
+#define cpu_to_le32(x) ((__le32)htole32(x))
+#define cpu_to_le64(x) ((__le64)htole64(x))
+#define le16_to_cpu(x) ((u16)le16toh(x))
+#define le32_to_cpu(x) ((u32)le32toh(x))
+#define le64_to_cpu(x) ((u64)le64toh(x))
 
-#define ITREE_CORRUPT	EUCLEAN
+#define ITREE_CORRUPT EUCLEAN
 
 #endif /* ITREE_PORT_H */

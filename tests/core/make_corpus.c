@@ -34,7 +34,9 @@ static void put_ops(FILE *f, u32 n)
 
 	fputc((int)n, f);
 	for (i = 0; i < n; i++) {
-		static const u8 op[] = { 0, 1, 2, 3, 4, 0x46, 5, 6, 0x84, 0xc6 };
+		static const u8 op[] = {
+			0, 1, 2, 3, 4, 0x46, 5, 6, 0x84, 0xc6
+		};
 
 		fputc(op[i % sizeof(op)], f);
 		fputc((int)(i * 37 % 256), f);
@@ -75,6 +77,7 @@ static void brief(const u8 *p, size_t n, u8 flags, u32 ops)
 
 int main(int argc, char **argv)
 {
+	/* clang-format off */
 	static const u8 leaf[] = { 0, 5, 1, 2, 2, 2, 0, 2 };
 	static const u8 two[] = {
 		1, 2, 0, 0, 1, 0x85, 2,			/* root */
@@ -98,6 +101,7 @@ int main(int argc, char **argv)
 		0, 2, 15, 1, 0x81,
 		8, 0, 0, 8, 0, 0, 8, 0, 0, 8, 0, 0,
 	};
+	/* clang-format on */
 	u32 depth, side, ops;
 
 	if (argc != 2) {
@@ -108,8 +112,10 @@ int main(int argc, char **argv)
 	for (depth = 1; depth <= ITREE_MAX_DEPTH; depth++) {
 		for (side = CRAFT_FIRST; side <= CRAFT_LAST; side++) {
 			struct craft c = {
-				.block_size = 1024, .depth = depth,
-				.side = side, .spare = 3,
+				.block_size = 1024,
+				.depth = depth,
+				.side = side,
+				.spare = 3,
 				.path = { 3, 2, 2, 2, 2 },
 				.near = { 2, 2, 2, 2, 2 },
 			};

@@ -7,9 +7,8 @@
 
 #define MISUSE(...) test_fail(__FILE__, __LINE__, "API misuse: " __VA_ARGS__)
 
-const char *const mem_op_name[MEM_OPS] = {
-	"read", "grow", "access", "dirty", "alloc"
-};
+const char *const mem_op_name[MEM_OPS] = { "read", "grow", "access", "dirty",
+					   "alloc" };
 
 /* Cheap, and position dependent. */
 static u32 block_csum(const u8 *data, u32 block_size, u32 lblk)
@@ -107,8 +106,7 @@ static void need_blocks(struct mem_dev *d, u32 n)
 		return;
 	n = n > 2 * d->nblocks ? n : 2 * d->nblocks;
 	d->block = xrealloc(d->block, n * sizeof(*d->block));
-	memset(d->block + d->nblocks, 0,
-	       (n - d->nblocks) * sizeof(*d->block));
+	memset(d->block + d->nblocks, 0, (n - d->nblocks) * sizeof(*d->block));
 	d->nblocks = n;
 }
 
@@ -132,8 +130,8 @@ static void touch(struct mem_dev *d, u32 idx)
 	d->block[idx].touched = true;
 	if (d->ntouched == d->touched_room) {
 		d->touched_room = d->touched_room * 2 + 16;
-		d->touched = xrealloc(d->touched, d->touched_room *
-				      sizeof(*d->touched));
+		d->touched = xrealloc(d->touched,
+				      d->touched_room * sizeof(*d->touched));
 	}
 	d->touched[d->ntouched++] = idx;
 }
@@ -147,8 +145,8 @@ static void hold(struct mem_dev *d, u32 idx, struct itree_buf *buf)
 		;
 	if (h == d->nhandles) {
 		d->nhandles += 64;
-		d->handle = xrealloc(d->handle, d->nhandles *
-				     sizeof(*d->handle));
+		d->handle =
+			xrealloc(d->handle, d->nhandles * sizeof(*d->handle));
 		memset(d->handle + h, 0, 64 * sizeof(*d->handle));
 	}
 	d->handle[h].live = true;
@@ -160,8 +158,8 @@ static void hold(struct mem_dev *d, u32 idx, struct itree_buf *buf)
 	touch(d, idx);
 	buf->data = b->data;
 	buf->lblk = lblk_of(idx);
-	buf->priv = (void *)((uintptr_t)d->handle[h].generation << 32 |
-			     (h + 1));
+	buf->priv =
+		(void *)((uintptr_t)d->handle[h].generation << 32 | (h + 1));
 }
 
 /* The handle of a buf that must be held. */
@@ -183,8 +181,8 @@ static struct mem_handle *held(struct mem_dev *d, const struct itree_buf *buf)
 
 static u32 to_idx(struct itree *t, u32 lblk, const char *what)
 {
-	if (lblk < ITREE_SEG_START ||
-	    (lblk != ITREE_SEG_START && lblk - ITREE_SEG_START >= t->max_blocks))
+	if (lblk < ITREE_SEG_START || (lblk != ITREE_SEG_START &&
+				       lblk - ITREE_SEG_START >= t->max_blocks))
 		MISUSE("%s of block %#x, outside the segment", what, lblk);
 	return lblk - ITREE_SEG_START;
 }

@@ -17,48 +17,48 @@ enum mem_op { MEM_READ, MEM_GROW, MEM_ACCESS, MEM_DIRTY, MEM_ALLOC, MEM_OPS };
 extern const char *const mem_op_name[MEM_OPS];
 
 struct mem_block {
-	u8	*data;		/* NULL: not mapped */
-	u8	*shadow;	/* as last handed out or passed to dirty */
-	u32	refs;
-	bool	granted;	/* may be modified in this operation */
-	bool	grown;		/* by this operation */
-	bool	verified;	/* passed the core's checks */
-	bool	touched;	/* is in mem_dev.touched */
+	u8 *data; /* NULL: not mapped */
+	u8 *shadow; /* as last handed out or passed to dirty */
+	u32 refs;
+	bool granted; /* may be modified in this operation */
+	bool grown; /* by this operation */
+	bool verified; /* passed the core's checks */
+	bool touched; /* is in mem_dev.touched */
 };
 
 struct mem_handle {
-	u32	block;
-	u32	generation;
-	bool	live;
+	u32 block;
+	u32 generation;
+	bool live;
 };
 
 struct mem_dev {
-	u32	block_size;
-	u32	nblocks;	/* length of block[] */
+	u32 block_size;
+	u32 nblocks; /* length of block[] */
 	struct mem_block *block;
 	struct mem_handle *handle;
-	u32	nhandles;
-	u32	live_handles;
-	u32	live_allocs;
-	u32	*touched;
-	u32	ntouched;
-	u32	touched_room;
+	u32 nhandles;
+	u32 live_handles;
+	u32 live_allocs;
+	u32 *touched;
+	u32 ntouched;
+	u32 touched_room;
 
 	/* set by tests */
-	u64	fail_at[MEM_OPS];	/* this call fails; 0: none */
-	bool	fail_on;		/* so do those after it */
-	u32	grow_limit;		/* as many blocks can be mapped */
-	bool	no_write;		/* grow, access and dirty are misuse */
-	bool	no_grow;		/* grow is misuse */
-	bool	always_check;		/* read never says "verified" */
+	u64 fail_at[MEM_OPS]; /* this call fails; 0: none */
+	bool fail_on; /* so do those after it */
+	u32 grow_limit; /* as many blocks can be mapped */
+	bool no_write; /* grow, access and dirty are misuse */
+	bool no_grow; /* grow is misuse */
+	bool always_check; /* read never says "verified" */
 
 	/* read by tests */
-	u64	calls[MEM_OPS];
-	u64	failed;			/* failures injected */
+	u64 calls[MEM_OPS];
+	u64 failed; /* failures injected */
 };
 
-extern const struct itree_ops mem_ops;		/* with ->checked */
-extern const struct itree_ops mem_ops_plain;	/* without */
+extern const struct itree_ops mem_ops; /* with ->checked */
+extern const struct itree_ops mem_ops_plain; /* without */
 
 void mem_init(struct mem_dev *d, u32 block_size);
 void mem_exit(struct mem_dev *d);
@@ -89,10 +89,10 @@ void mem_drop_caches(struct mem_dev *d);
 
 /* All contents, to compare with and to go back to. */
 struct mem_snap {
-	u32	block_size;
-	u32	nblocks;
-	u8	*data;
-	bool	*mapped;
+	u32 block_size;
+	u32 nblocks;
+	u8 *data;
+	bool *mapped;
 };
 
 void mem_snap(struct mem_dev *d, struct mem_snap *s);

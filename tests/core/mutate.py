@@ -10,8 +10,10 @@ tests run on it, and, if these pass, the fuzzer for a while.  Ends with
 """
 
 import os
+import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 CORE = "itree_core.c"
@@ -354,42 +356,56 @@ EQUIVALENT = {
 }
 
 SAN = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+FUZZ = [*SAN, "-fsanitize=fuzzer-no-link"]
+FLAVOURS = {"plain": ("gcc", []), "san": ("gcc", SAN), "fuzz": ("clang", FUZZ)}
 FLAGS = ["-std=gnu11", "-O1", "-g", "-w"]
 FILES = [CORE, MODIFY, BULK]
 HEADERS = ["itree_core.h", "itree_format.h", "itree_node.h"]
 LIB = ["mem.c", "tree.c", "test.c"]
-TESTS = ["test_unit", "test_fault", "test_model"]
+# The quick ones first: flavour, program, value of ITREE_ONLY.
+STAGES = [
+    ("plain", "test_fault", ""),
+    ("plain", "test_unit", ""),
+    ("san", "test_unit", ""),
+    ("san", "test_fault", ""),
+    ("plain", "test_model", "1024"),
+    ("fuzz", "fuzz_node", ""),
+]
+JOBS = 2
 
 
 def run(cmd, **kw):
     return subprocess.run([str(c) for c in cmd], check=True, **kw)
 
 
-def build(cc, flags, source, target, include):
+def obj(name):
+    return name.replace(".c", ".o")
+
+
+def build(flavour, source, target, include):
+    cc, flags = FLAVOURS[flavour]
     inc = [f"-I{i}" for i in include]
     run([cc, *FLAGS, *flags, *inc, "-c", "-o", target, source])
 
 
 def failed_line(text):
     """What the suite said first about the failure."""
-    for line in text.splitlines():
+    lines = text.splitlines()
+    for line in lines:
         if line.startswith("# ") and ".c:" in line:
             return line[2:]
-    for line in text.splitlines():
-        if "ERROR: " in line or "runtime error" in line:
+    for line in lines:
+        if "ERROR: " in line or "runtime error" in line or "killed by" in line:
             return line.strip()[:100]
-    for line in text.splitlines():
-        if line.startswith("not ok") or "killed by" in line:
-            return line
     return "failed"
 
 
 def attempt(cmd, env):
     """Returns why the command failed, or None."""
     try:
-        done = subprocess.run([str(c) for c in cmd], env=env, timeout=240,
-                              stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, check=False)
+        done = subprocess.run(
+            [str(c) for c in cmd], env=env, timeout=600, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        )
     except subprocess.TimeoutExpired:
         return "does not end"
     if done.returncode:
@@ -397,87 +413,90 @@ def attempt(cmd, env):
     return None
 
 
+class Suite:
+    """The unchanged core and the tests, built once."""
+
+    def __init__(self, core, work):
+        self.here = Path(__file__).resolve().parent
+        self.work = work
+        self.src = work / "src"
+        self.src.mkdir(parents=True, exist_ok=True)
+        self.include = [self.src, self.here]
+        for name in FILES + HEADERS:
+            shutil.copy(core / name, self.src / name)
+        shutil.copy(self.here / "itree_port.h", self.src / "itree_port.h")
+        self.text = {f: (self.src / f).read_text() for f in FILES}
+        for flavour in FLAVOURS:
+            (work / flavour).mkdir(exist_ok=True)
+            programs = {p + ".c" for f, p, _ in STAGES if f == flavour}
+            for name in [*LIB, *sorted(programs)]:
+                build(flavour, self.here / name, work / flavour / obj(name), self.include)
+            for name in FILES:
+                build(flavour, self.src / name, work / flavour / obj(name), self.include)
+        build("plain", self.here / "make_corpus.c", work / "plain" / "make_corpus.o", self.include)
+        self.corpus = work / "corpus"
+        self.corpus.mkdir(exist_ok=True)
+        self.link("plain", "make_corpus", work / "make_corpus")
+        run([work / "make_corpus", self.corpus])
+
+    def link(self, flavour, program, target, changed=None, instead=None):
+        cc, flags = FLAVOURS[flavour]
+        flags = [*SAN, "-fsanitize=fuzzer"] if flavour == "fuzz" else flags
+        objects = [self.work / flavour / obj(n) for n in [program + ".c", *LIB, *FILES] if n != changed]
+        run([cc, *flags, "-o", target, *objects, *([instead] if instead else [])])
+
+    def mutant(self, number, file, old, new):
+        """Returns what noticed the mutation, or None."""
+        own = self.work / f"m{number}"
+        own.mkdir(exist_ok=True)
+        source = own / file
+        source.write_text(self.text[file].replace(old, new))
+        try:
+            for flavour, program, only in STAGES:
+                # quote-includes look beside the source first: it has none
+                build(flavour, source, own / "changed.o", self.include)
+                self.link(flavour, program, own / program, file, own / "changed.o")
+                env = dict(os.environ, ITREE_STOP="1", ITREE_TIME_LIMIT="60", ITREE_ONLY=only)
+                args = []
+                if flavour == "fuzz":
+                    args = ["-runs=20000", "-seed=1", "-max_len=24000", "-timeout=20"]
+                    args += [f"-artifact_prefix={own}/", self.corpus]
+                why = attempt([own / program, *args], env)
+                if why:
+                    return f"{program}: {why}"
+            return None
+        finally:
+            shutil.rmtree(own)
+
+
 def main():
     if len(sys.argv) < 3:
         sys.exit(__doc__)
-    here = Path(__file__).resolve().parent
-    core = Path(sys.argv[1]).resolve()
-    work = Path(sys.argv[2]).resolve()
     only = sys.argv[3] if len(sys.argv) > 3 else ""
-    src = work / "src"
-    src.mkdir(parents=True, exist_ok=True)
-    text = {f: (core / f).read_text() for f in FILES}
-    for name in HEADERS:
-        (src / name).write_text((core / name).read_text())
-    (src / "itree_port.h").write_text((here / "itree_port.h").read_text())
-    include = [src, here]
-    fuzz_flags = [*SAN, "-fsanitize=fuzzer-no-link"]
-    flavours = {"san": ("gcc", SAN), "fuzz": ("clang", fuzz_flags)}
+    suite = Suite(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve())
+    killed, survived, stale = 0, 0, 0
 
-    for flavour, (cc, flags) in flavours.items():
-        (work / flavour).mkdir(exist_ok=True)
-        programs = TESTS if flavour == "san" else ["fuzz_node"]
-        for name in [*LIB, *(p + ".c" for p in programs)]:
-            build(cc, flags, here / name,
-                  work / flavour / name.replace(".c", ".o"), include)
-        for name in FILES:
-            (src / name).write_text(text[name])
-            build(cc, flags, src / name,
-                  work / flavour / name.replace(".c", ".o"), include)
-    build("gcc", SAN, here / "make_corpus.c", work / "make_corpus.o", include)
+    def judge(number):
+        name, file, old, new = MUTATIONS[number]
+        if suite.text[file].count(old) != 1:
+            return name, None
+        return name, suite.mutant(number, file, old, new) or ""
 
-    def objects(flavour, changed, main_object):
-        names = [f.replace(".c", ".o") for f in FILES + LIB]
-        return [work / flavour / main_object] + [
-            work / "changed.o" if n == changed else work / flavour / n
-            for n in names]
-
-    corpus = work / "corpus"
-    corpus.mkdir(exist_ok=True)
-    run(["gcc", *SAN, "-o", work / "make_corpus", work / "make_corpus.o",
-         *objects("san", None, "test_unit.o")[1:]])
-    run([work / "make_corpus", corpus])
-
-    env = dict(os.environ, ITREE_STOP="1", ITREE_TIME_LIMIT="60")
-    killed, survived, stale = 0, [], []
-    for name, file, old, new in MUTATIONS:
-        if only not in name:
-            continue
-        if text[file].count(old) != 1:
-            print(f"STALE     {name}: text occurs "
-                  f"{text[file].count(old)} times", flush=True)
-            stale.append(name)
-            continue
-        (src / file).write_text(text[file].replace(old, new))
-        why = None
-        for program in TESTS:
-            build("gcc", SAN, src / file, work / "changed.o", include)
-            run(["gcc", *SAN, "-o", work / program,
-                 *objects("san", file.replace(".c", ".o"), program + ".o")])
-            why = attempt([work / program], env)
-            if why:
-                why = f"{program}: {why}"
-                break
-        if not why:
-            build("clang", fuzz_flags, src / file, work / "changed.o",
-                  include)
-            run(["clang", *SAN, "-fsanitize=fuzzer", "-o", work / "fuzz_node",
-                 *objects("fuzz", file.replace(".c", ".o"), "fuzz_node.o")])
-            why = attempt([work / "fuzz_node", "-runs=30000", "-seed=1",
-                           "-max_len=24000", "-timeout=20",
-                           f"-artifact_prefix={work}/", corpus], env)
-            if why:
-                why = f"fuzz_node: {why}"
-        (src / file).write_text(text[file])
-        if why:
-            killed += 1
-            print(f"killed    {name}: {why}", flush=True)
-        elif name in EQUIVALENT:
-            print(f"the same  {name}: {EQUIVALENT[name]}", flush=True)
-        else:
-            survived.append(name)
-            print(f"SURVIVED  {name}", flush=True)
-    print(f"{killed} killed, {len(survived)} survived, {len(stale)} stale")
+    numbers = [n for n, m in enumerate(MUTATIONS) if only in m[0]]
+    with ThreadPoolExecutor(JOBS) as pool:
+        for name, why in pool.map(judge, numbers):
+            if why is None:
+                stale += 1
+                print(f"STALE     {name}: the text it changes is not there once", flush=True)
+            elif why:
+                killed += 1
+                print(f"killed    {name}: {why}", flush=True)
+            elif name in EQUIVALENT:
+                print(f"the same  {name}: {EQUIVALENT[name]}", flush=True)
+            else:
+                survived += 1
+                print(f"SURVIVED  {name}", flush=True)
+    print(f"{killed} killed, {survived} survived, {stale} stale")
     return 1 if survived or stale else 0
 
 

@@ -7,7 +7,7 @@
 
 #include "test.h"
 
-#define TIME_LIMIT 600	/* seconds a case */
+#define TIME_LIMIT 600 /* seconds a case */
 
 char test_note[256];
 bool test_abort;
@@ -38,7 +38,7 @@ void test_run(const char *name, void (*fn)(void *arg), void *arg)
 	int status;
 	pid_t pid;
 
-	if (only && !strstr(name, only))
+	if (only && *only && !strstr(name, only))
 		return;
 	fflush(stdout);
 	pid = fork();

@@ -12,26 +12,26 @@
 void __attribute__((noreturn, format(printf, 3, 4)))
 test_fail(const char *file, int line, const char *fmt, ...);
 
-#define CHECK(cond)							\
-	do {								\
-		if (!(cond))						\
-			test_fail(__FILE__, __LINE__, "%s", #cond);	\
+#define CHECK(cond)                                                            \
+	do {                                                                   \
+		if (!(cond))                                                   \
+			test_fail(__FILE__, __LINE__, "%s", #cond);            \
 	} while (0)
 
-#define CHECKF(cond, fmt, ...)						\
-	do {								\
-		if (!(cond))						\
-			test_fail(__FILE__, __LINE__, "%s: " fmt, #cond, \
-				  ##__VA_ARGS__);			\
+#define CHECKF(cond, fmt, ...)                                                 \
+	do {                                                                   \
+		if (!(cond))                                                   \
+			test_fail(__FILE__, __LINE__, "%s: " fmt, #cond,       \
+				  ##__VA_ARGS__);                              \
 	} while (0)
 
-#define CHECK_EQ(a, b)							\
-	do {								\
-		long long a_ = (long long)(a), b_ = (long long)(b);	\
-									\
-		if (a_ != b_)						\
-			test_fail(__FILE__, __LINE__,			\
-				  "%s == %s: %lld, %lld", #a, #b, a_, b_); \
+#define CHECK_EQ(a, b)                                                         \
+	do {                                                                   \
+		long long a_ = (long long)(a), b_ = (long long)(b);            \
+                                                                               \
+		if (a_ != b_)                                                  \
+			test_fail(__FILE__, __LINE__, "%s == %s: %lld, %lld",  \
+				  #a, #b, a_, b_);                             \
 	} while (0)
 
 /* Shown with a failed check: what was going on. */
@@ -50,7 +50,7 @@ int test_done(void);
 u64 env_u64(const char *name, u64 otherwise);
 
 struct rng {
-	u64	s;
+	u64 s;
 };
 
 u64 rng_next(struct rng *r);

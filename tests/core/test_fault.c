@@ -18,11 +18,11 @@ static struct tree x;
 struct fault {
 	const char *name;
 	struct craft c;
-	int	(*op)(const struct fault *f);
-	u32	arg;
-	bool	reader;		/* never tears, never changes */
-	u32	reads;		/* calls that must at least have been failed */
-	u32	dirties;
+	int (*op)(const struct fault *f);
+	u32 arg;
+	bool reader; /* never tears, never changes */
+	u32 reads; /* calls that must at least have been failed */
+	u32 dirties;
 };
 
 /* Position of the key that the operation is about, found when crafted. */
@@ -140,8 +140,8 @@ static int op_bulk(const struct fault *f)
 	/* the format is not what is tested here */
 	memcpy(saved, other.fail_at, sizeof(saved));
 	mem_clear_faults(&other);
-	CHECK_EQ(itree_format(&t, &mem_ops, &other, other.block_size, ROOMY,
-			      1), 0);
+	CHECK_EQ(itree_format(&t, &mem_ops, &other, other.block_size, ROOMY, 1),
+		 0);
 	mem_end_op(&other, 1, 1);
 	mem_clear_faults(&other);
 	memcpy(other.fail_at, saved, sizeof(saved));
@@ -210,10 +210,11 @@ static bool one(const struct fault *f, enum mem_op kind, u64 n, bool on,
 		}
 		goto out;
 	}
-	CHECKF(ret < 0 && ret != -ITREE_CORRUPT && ret != -ENOENT,
-	       "%d", ret);
-	CHECK_EQ(ret, kind == MEM_READ ? -EIO : kind == MEM_GROW ? -ENOSPC :
-		      kind == MEM_ALLOC ? -ENOMEM : -EROFS);
+	CHECKF(ret < 0 && ret != -ITREE_CORRUPT && ret != -ENOENT, "%d", ret);
+	CHECK_EQ(ret, kind == MEM_READ	  ? -EIO
+		      : kind == MEM_GROW  ? -ENOSPC
+		      : kind == MEM_ALLOC ? -ENOMEM
+					  : -EROFS);
 	failed_calls[kind]++;
 	mem_clear_faults(d);
 	torn = on_other(f) ? other_torn : x.t.torn;
@@ -309,7 +310,8 @@ static void work(void *arg)
 	       failed_calls[MEM_DIRTY]);
 	if (f->reader)
 		CHECK_EQ(failed_calls[MEM_DIRTY] + failed_calls[MEM_ACCESS] +
-			 failed_calls[MEM_GROW] + torn_calls, 0);
+				 failed_calls[MEM_GROW] + torn_calls,
+			 0);
 	printf("# failed: %llu reads, %llu grows, %llu accesses, %llu dirties, %llu allocs; %llu torn\n",
 	       failed_calls[MEM_READ], failed_calls[MEM_GROW],
 	       failed_calls[MEM_ACCESS], failed_calls[MEM_DIRTY],
@@ -339,8 +341,10 @@ int main(void)
 	for (depth = 1; depth <= ITREE_MAX_DEPTH; depth++) {
 		for (side = CRAFT_FIRST; side <= CRAFT_LAST; side++) {
 			struct fault f = {
-				.c = { .block_size = 1024, .depth = depth,
-				       .side = side, .spare = 6 },
+				.c = { .block_size = 1024,
+				       .depth = depth,
+				       .side = side,
+				       .spare = 6 },
 			};
 
 			/* no, one, ... all levels split; root pushed down */
@@ -353,8 +357,8 @@ int main(void)
 					f.c.near[level] = 3;
 				}
 				f.reads = depth - 1 + full;
-				f.dirties = 1 + full +
-					    (full < depth && depth > 1);
+				f.dirties =
+					1 + full + (full < depth && depth > 1);
 				if (depth == 1)
 					f.dirties = 1 + full;
 				snprintf(test_note, sizeof(test_note),
@@ -368,8 +372,8 @@ int main(void)
 				for (level = 0; level < depth; level++) {
 					u32 edge = level ? 83 / 4 : 125 / 4;
 
-					f.c.path[level] = level < full ?
-							  edge : edge + 5;
+					f.c.path[level] =
+						level < full ? edge : edge + 5;
 					f.c.near[level] = 30;
 				}
 				f.c.path[depth - 1] = depth == 1 ? 20 : 3;
@@ -398,13 +402,15 @@ int main(void)
 				f.c.path[depth - 1] = 2;
 				f.reads = depth - 1 + 1;
 				f.dirties = 3;
-				add(f, "delete, depth %u, merge, root collapses",
+				add(f,
+				    "delete, depth %u, merge, root collapses",
 				    depth);
 				for (level = 0; level < depth - 1; level++)
 					f.c.path[level] = 1;
 				f.reads = depth - 1 + 1;
 				f.dirties = depth;
-				add(f, "delete, depth %u, removal, root collapses",
+				add(f,
+				    "delete, depth %u, removal, root collapses",
 				    depth);
 				/* the last key of all */
 				f.c.path[depth - 1] = 1;
@@ -450,7 +456,8 @@ int main(void)
 	for (depth = 1; depth <= 3; depth++) {
 		struct fault f = {
 			.c = { .block_size = 1024, .depth = depth },
-			.op = op_bulk, .dirties = 1,
+			.op = op_bulk,
+			.dirties = 1,
 		};
 
 		if (depth == 3) {
@@ -463,7 +470,8 @@ int main(void)
 	for (depth = 0; depth < 2; depth++) {
 		struct fault f = {
 			.c = { .block_size = 4096 << depth, .depth = 1 },
-			.op = op_format, .dirties = 1,
+			.op = op_format,
+			.dirties = 1,
 		};
 
 		add(f, "format %u", depth);

@@ -12,7 +12,7 @@
 #include "test.h"
 #include "tree.h"
 
-#define KEYS_A_STEP	1200	/* checked on average */
+#define KEYS_A_STEP 1200 /* checked on average */
 
 static const u32 block_sizes[] = {
 	1024, 2048, 4096, 8192, 16384, 32768, 65536
@@ -21,16 +21,16 @@ static const u32 block_sizes[] = {
 static struct tree x;
 
 static struct run {
-	struct rng	rng;
-	u32		block_size;
-	u32		burst;		/* operations a step */
-	size_t		target;		/* keys to reach */
-	u64		ops;
-	u64		credit;		/* keys that may be checked */
-	u64		checks;
-	u32		depth;		/* seen */
-	u32		ino;
-	bool		light;		/* rarer checks: a large tree */
+	struct rng rng;
+	u32 block_size;
+	u32 burst; /* operations a step */
+	size_t target; /* keys to reach */
+	u64 ops;
+	u64 credit; /* keys that may be checked */
+	u64 checks;
+	u32 depth; /* seen */
+	u32 ino;
+	bool light; /* rarer checks: a large tree */
 } run;
 
 static u64 pick(u64 n)
@@ -90,7 +90,7 @@ static void insert(u64 key)
 	count_op();
 }
 
-static void delete(u64 key)
+static void delete (u64 key)
 {
 	tree_delete(&x, key);
 	count_op();
@@ -99,7 +99,7 @@ static void delete(u64 key)
 static void delete_at(size_t at)
 {
 	if (x.m.n)
-		delete(x.m.key[at]);
+		delete (x.m.key[at]);
 }
 
 /* Part of the keys at once, where one by one takes long. */
@@ -161,7 +161,7 @@ static void p_duplicates(void)
 		if (pick(10) < 8)
 			insert(key);
 		else if (pick(10))
-			delete(key);
+			delete (key);
 		else
 			insert(key + pick(3) - 1);
 		if (!pick(500))
@@ -200,8 +200,8 @@ static void p_delete_descending(void)
 	while (x.m.n < run.target)
 		insert(pick(2) ? random_key() : ITREE_KEY(++run.ino, 0));
 	while (x.m.n)
-		delete_at(x.m.n - 1 - (pick(20) ? 0 :
-				       pick(x.m.n < 20 ? x.m.n : 20)));
+		delete_at(x.m.n - 1 -
+			  (pick(20) ? 0 : pick(x.m.n < 20 ? x.m.n : 20)));
 }
 
 static void p_queue(void)
@@ -282,9 +282,9 @@ static void p_mixed(void)
 			break;
 		case 6: /* not there, mostly */
 			for (i = 0; i < 10; i++)
-				delete(random_key());
+				delete (random_key());
 			if (x.m.n)
-				delete(x.m.key[pick(x.m.n)] + 1);
+				delete (x.m.key[pick(x.m.n)] + 1);
 			break;
 		case 7:
 			n = 1 + pick(20);
@@ -298,7 +298,7 @@ static void p_mixed(void)
 			for (i = 0; i < n; i++)
 				insert(base + i);
 			while (i--)
-				delete(base + i);
+				delete (base + i);
 			break;
 		}
 	}
@@ -321,10 +321,10 @@ static const struct profile {
 
 struct job {
 	const struct profile *p;
-	u32	block_size;
-	u32	leaves;		/* target in full leaves */
-	u64	seed;
-	bool	light;
+	u32 block_size;
+	u32 leaves; /* target in full leaves */
+	u64 seed;
+	bool light;
 };
 
 static void work(void *arg)
@@ -351,7 +351,8 @@ static void work(void *arg)
 
 int main(void)
 {
-	u64 seed = env_u64("ITREE_SEED", 1), rounds = env_u64("ITREE_ROUNDS", 1);
+	u64 seed = env_u64("ITREE_SEED", 1),
+	    rounds = env_u64("ITREE_ROUNDS", 1);
 	u64 round;
 	char name[128];
 	u32 b, p;
@@ -370,15 +371,15 @@ int main(void)
 				j.seed = rng_next(&rng) + b * 1000 + p;
 				snprintf(name, sizeof(name),
 					 "model %s, block size %u, seed %llu",
-					 j.p->name, j.block_size,
-					 seed + round);
+					 j.p->name, j.block_size, seed + round);
 				test_run(name, work, &j);
 			}
 		}
 		/* three levels, and down again */
 		for (p = 0; p < ARRAY_SIZE(profiles); p++) {
 			struct job j = { .p = &profiles[p],
-					 .block_size = 1024, .leaves = 95,
+					 .block_size = 1024,
+					 .leaves = 95,
 					 .seed = seed + round + p,
 					 .light = true };
 

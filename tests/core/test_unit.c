@@ -3,7 +3,7 @@
 #include "test.h"
 #include "tree.h"
 
-#define LBLK(i)	(ITREE_SEG_START + (i))
+#define LBLK(i) (ITREE_SEG_START + (i))
 
 static const u32 block_sizes[] = {
 	1024, 2048, 4096, 8192, 16384, 32768, 65536
@@ -72,8 +72,8 @@ static void hash_key(void *arg)
 	CHECK(itree_hash_key(0) == 0xe220a8397b1dcdafULL);
 	CHECK(itree_hash_key(0x9e3779b97f4a7c15ULL) == 0x6e789e6aa1b965f4ULL);
 	for (bit = 0; bit < 64; bit++)
-		changed += __builtin_popcountll(itree_hash_key(77) ^
-						itree_hash_key(77 ^ 1ULL << bit));
+		changed += __builtin_popcountll(
+			itree_hash_key(77) ^ itree_hash_key(77 ^ 1ULL << bit));
 	CHECK(changed > 64 * 28 && changed < 64 * 36);
 }
 
@@ -89,7 +89,7 @@ static void format_open_close(void *arg)
 
 		memset(&x, 0, sizeof(x));
 		mem_init(&x.d, bs);
-		mem_map(&x.d, LBLK(0), 0x5a);	/* what is there is lost */
+		mem_map(&x.d, LBLK(0), 0x5a); /* what is there is lost */
 		CHECK_EQ(itree_format(&x.t, &mem_ops, &x.d, bs, 77, 5), 0);
 		CHECK(x.t.priv == &x.d);
 		CHECK_EQ(x.t.block_size, bs);
@@ -126,8 +126,8 @@ static void format_open_close(void *arg)
 
 static void open_refuses(void *arg)
 {
-	static const u32 bad[] = { 0, 1, 512, 1023, 1536, 3000, 65535, 131072,
-				   0x80000000U };
+	static const u32 bad[] = { 0,	 1,	512,	1023,	    1536,
+				   3000, 65535, 131072, 0x80000000U };
 	u32 i;
 
 	(void)arg;
@@ -145,8 +145,7 @@ static void open_refuses(void *arg)
 	CHECK_EQ(itree_open(&x.t, &mem_ops, &x.d, 1024, ROOMY), -ENXIO);
 	CHECK(!x.t.root.data);
 	mem_map(&x.d, LBLK(0), 0);
-	CHECK_EQ(itree_open(&x.t, &mem_ops, &x.d, 1024, ROOMY),
-		 -ITREE_CORRUPT);
+	CHECK_EQ(itree_open(&x.t, &mem_ops, &x.d, 1024, ROOMY), -ITREE_CORRUPT);
 	CHECK(!x.t.root.data && x.t.why);
 	CHECK_EQ(x.t.why_lblk, LBLK(0));
 	mem_end_op(&x.d, 0, 0);
@@ -164,7 +163,7 @@ static void open_refuses(void *arg)
 	CHECK_EQ(itree_open(&x.t, &mem_ops, &x.d, 1024, ~0U), 0);
 	CHECK(x.t.max_blocks <= ITREE_SEG_MAX);
 	itree_close(&x.t);
-	itree_close(&x.t);	/* harmless */
+	itree_close(&x.t); /* harmless */
 	mem_end_op(&x.d, 0, 1);
 	tree_close(&x);
 }
@@ -261,7 +260,7 @@ static void checked_once(void *arg)
 	CHECK_EQ(itree_verify(&x.t, &r), 0);
 	for (i = 0; i < x.d.nblocks && x.d.block[i].data; i++)
 		CHECKF(x.d.block[i].verified ||
-		       mem_peek(&x.d, LBLK(i))[3] == 'F' || !i,
+			       mem_peek(&x.d, LBLK(i))[3] == 'F' || !i,
 		       "block %u", i);
 	tree_end_op(&x);
 
@@ -369,13 +368,14 @@ static void split_in_half(void *arg)
 	(void)arg;
 	for (i = 0; i < ARRAY_SIZE(sides); i++) {
 		for (level = 2; level <= 4; level++) {
-			struct craft c = { .block_size = 1024, .depth = level,
+			struct craft c = { .block_size = 1024,
+					   .depth = level,
 					   .side = sides[i] };
 			size_t at;
 			const u8 *p;
 			u32 b, small = 0;
 
-			c.path[level - 1] = 10;	/* root has room */
+			c.path[level - 1] = 10; /* root has room */
 			at = tree_craft(&x, &c, &count);
 			CHECK_EQ(count, 125);
 			tree_insert(&x, x.m.key[at + count / 2] + 1);
@@ -401,8 +401,10 @@ static void split_in_half(void *arg)
 /* A key behind the last of a full leaf that is not the last leaf. */
 static void no_append_in_the_middle(void *arg)
 {
-	struct craft c = { .block_size = 1024, .depth = 2,
-			   .side = CRAFT_MIDDLE, .path = { 0, 10 },
+	struct craft c = { .block_size = 1024,
+			   .depth = 2,
+			   .side = CRAFT_MIDDLE,
+			   .path = { 0, 10 },
 			   .near = { 60 } };
 	u32 count;
 	size_t at;
@@ -423,8 +425,8 @@ static u32 leaf_count(size_t at)
 	u32 count;
 
 	CHECK_EQ(itree_seek(&x.t, x.m.key[at], &cur), 0);
-	count = le16_to_cpu(((struct itree_head *)cur.step[0].buf.data)
-			    ->h_count);
+	count = le16_to_cpu(
+		((struct itree_head *)cur.step[0].buf.data)->h_count);
 	itree_cursor_release(&cur);
 	tree_end_op(&x);
 	return count;
@@ -433,8 +435,10 @@ static u32 leaf_count(size_t at)
 static void merge_bounds(void *arg)
 {
 	const u32 limit = 125;
-	struct craft c = { .block_size = 1024, .depth = 2,
-			   .path = { limit, 10 }, .near = { 40 } };
+	struct craft c = { .block_size = 1024,
+			   .depth = 2,
+			   .path = { limit, 10 },
+			   .near = { 40 } };
 	u32 side, count, n;
 	size_t at;
 
@@ -486,19 +490,22 @@ static void merge_bounds(void *arg)
 		tree_delete(&x, x.m.key[at]);
 		CHECK_EQ(x.t.merges, 1);
 		CHECK_EQ(tree_blocks(&x), blocks);
-		CHECK_EQ(le32_to_cpu(((struct itree_root_info *)
-				      (mem_peek(&x.d, LBLK(0)) + 16))
-				     ->r_free_count), 1);
+		CHECK_EQ(le32_to_cpu(((struct itree_root_info
+					       *)(mem_peek(&x.d, LBLK(0)) + 16))
+					     ->r_free_count),
+			 1);
 		tree_check(&x);
 		tree_close(&x);
 	}
 
 	/* The right neighbour is asked when the left one is too full. */
-	c = (struct craft){ .block_size = 1024, .depth = 2,
-			    .path = { limit / 4, 3 }, .near = { 1 },
+	c = (struct craft){ .block_size = 1024,
+			    .depth = 2,
+			    .path = { limit / 4, 3 },
+			    .near = { 1 },
 			    .side = CRAFT_MIDDLE };
 	at = tree_craft(&x, &c, &count);
-	for (n = 0; n < 120; n++)	/* fills the left one */
+	for (n = 0; n < 120; n++) /* fills the left one */
 		tree_insert(&x, x.m.key[0]);
 	at += n;
 	tree_delete(&x, x.m.key[at]);
@@ -517,7 +524,8 @@ static void merge_cascades(void *arg)
 	(void)arg;
 	for (depth = 2; depth <= ITREE_MAX_DEPTH; depth++) {
 		for (side = CRAFT_FIRST; side <= CRAFT_LAST; side++) {
-			struct craft c = { .block_size = 1024, .depth = depth,
+			struct craft c = { .block_size = 1024,
+					   .depth = depth,
 					   .side = side };
 			struct itree_info info;
 			size_t at;
@@ -554,13 +562,14 @@ static void remove_cascades(void *arg)
 	(void)arg;
 	for (depth = 2; depth <= ITREE_MAX_DEPTH; depth++) {
 		for (side = CRAFT_FIRST; side <= CRAFT_LAST; side++) {
-			struct craft c = { .block_size = 1024, .depth = depth,
+			struct craft c = { .block_size = 1024,
+					   .depth = depth,
 					   .side = side };
 			size_t at;
 
 			for (level = 0; level < depth; level++) {
 				c.path[level] = 1;
-				c.near[level] = 0;	/* full */
+				c.near[level] = 0; /* full */
 			}
 			c.path[depth - 1] = 5;
 			at = tree_craft(&x, &c, &count);
@@ -605,16 +614,17 @@ static void collapse_ways(void *arg)
 	for (depth = 2; depth <= ITREE_MAX_DEPTH; depth++) {
 		for (side = 0; side < 2; side++) {
 			for (shape = 0; shape < 4; shape++) {
-				struct craft c = {
-					.block_size = 1024, .depth = depth,
-					.side = side ? CRAFT_LAST : CRAFT_FIRST
-				};
+				struct craft c = { .block_size = 1024,
+						   .depth = depth,
+						   .side = side ? CRAFT_LAST
+								: CRAFT_FIRST };
 				struct itree_info info;
 				size_t at;
 
 				for (level = 0; level < depth; level++) {
-					c.path[level] = shape & 1 ? 1 :
-						level ? 83 / 4 : 125 / 4;
+					c.path[level] = shape & 1 ? 1
+							: level	  ? 83 / 4
+								  : 125 / 4;
 					/* fits the root, or does not */
 					c.near[level] = shape & 2 ? 75 : 10;
 				}
@@ -670,12 +680,13 @@ static void no_thrash(void *arg)
 						   .side = side };
 				size_t at = tree_craft(&x, &c, &count);
 
-				n = side == CRAFT_FIRST ? 0 :
-				    side == CRAFT_LAST ? count - 1 : count / 2;
+				n = side == CRAFT_FIRST	 ? 0
+				    : side == CRAFT_LAST ? count - 1
+							 : count / 2;
 				moved = thrash(x.m.key[at + n] + 1, 50, batch);
 				CHECKF(moved <= 2 * depth,
-				       "depth %u side %u batch %u: %u",
-				       depth, side, batch, moved);
+				       "depth %u side %u batch %u: %u", depth,
+				       side, batch, moved);
 				tree_check(&x);
 				tree_close(&x);
 			}
@@ -684,7 +695,8 @@ static void no_thrash(void *arg)
 	/* everything at the edge of merging */
 	for (depth = 2; depth <= 4; depth++) {
 		for (side = CRAFT_FIRST; side <= CRAFT_LAST; side++) {
-			struct craft c = { .block_size = 1024, .depth = depth,
+			struct craft c = { .block_size = 1024,
+					   .depth = depth,
 					   .side = side };
 			size_t at;
 			u64 key;
@@ -770,8 +782,9 @@ static void reserve_keeps_word(void *arg)
 						   .depth = depth,
 						   .side = side };
 				size_t at = tree_craft(&x, &c, &count);
-				u64 key = x.m.key[at + (side == CRAFT_LAST ?
-							count - 1 : 0)];
+				u64 key = x.m.key[at + (side == CRAFT_LAST
+								? count - 1
+								: 0)];
 
 				tree_reserve(&x, numbers[i]);
 				tree_check(&x);
@@ -815,7 +828,8 @@ static void reserve_needs_no_more(void *arg)
 
 static void no_space(void *arg)
 {
-	struct craft c = { .block_size = 1024, .depth = 3,
+	struct craft c = { .block_size = 1024,
+			   .depth = 3,
 			   .side = CRAFT_MIDDLE };
 	struct mem_snap s;
 	u32 count, blocks, spare;
@@ -876,7 +890,8 @@ static void depth_limit(void *arg)
 	(void)arg;
 	for (side = CRAFT_FIRST; side <= CRAFT_LAST; side++) {
 		struct craft c = { .block_size = 1024,
-				   .depth = ITREE_MAX_DEPTH, .side = side };
+				   .depth = ITREE_MAX_DEPTH,
+				   .side = side };
 		size_t at = tree_craft(&x, &c, &count);
 		u64 key = x.m.key[at + (side == CRAFT_LAST ? count - 1 : 0)];
 		struct mem_snap s;
@@ -892,8 +907,8 @@ static void depth_limit(void *arg)
 		mem_snap_free(&s);
 		tree_check(&x);
 		/* elsewhere there is room */
-		tree_insert(&x, x.m.key[side == CRAFT_LAST ? 0 :
-					x.m.n - 1] + 1);
+		tree_insert(&x,
+			    x.m.key[side == CRAFT_LAST ? 0 : x.m.n - 1] + 1);
 		/* and here as well once a key has gone */
 		tree_delete(&x, key);
 		tree_insert(&x, key + 1);
@@ -952,8 +967,11 @@ static void equal_keys(void *arg)
 /* seek finds the first of equal keys, not just one of them. */
 static void equal_keys_first(void *arg)
 {
-	struct craft c = { .block_size = 1024, .depth = 4, .side = CRAFT_LAST,
-			   .path = { 0, 5, 5, 5 }, .near = { 3, 3, 3, 3 },
+	struct craft c = { .block_size = 1024,
+			   .depth = 4,
+			   .side = CRAFT_LAST,
+			   .path = { 0, 5, 5, 5 },
+			   .near = { 3, 3, 3, 3 },
 			   .equal = true };
 	struct itree_cursor cur;
 	u32 count, n;
@@ -995,9 +1013,9 @@ static void bulk_one(u32 bs, u64 n, u32 equal, u32 depth)
 	struct itree_report r;
 	u64 blocks = itree_bulk_blocks(bs, n), leaves;
 
-	snprintf(test_note, sizeof(test_note), "block size %u, %llu keys",
-		 bs, n);
-	tree_format(&x, bs, (u32)blocks);	/* not one block more */
+	snprintf(test_note, sizeof(test_note), "block size %u, %llu keys", bs,
+		 n);
+	tree_format(&x, bs, (u32)blocks); /* not one block more */
 	fill_model(n, equal);
 	tree_bulk(&x);
 	itree_get_info(&x.t, &info);
@@ -1008,7 +1026,7 @@ static void bulk_one(u32 bs, u64 n, u32 equal, u32 depth)
 	CHECK(!x.t.torn);
 	CHECK_EQ(itree_verify(&x.t, &r), 0);
 	leaves = depth == 1 ? 1 : (n + (bs - 24) / 8 - 1) / ((bs - 24) / 8);
-	CHECK_EQ(r.leaves, leaves);	/* packed */
+	CHECK_EQ(r.leaves, leaves); /* packed */
 	tree_end_op(&x);
 	tree_check(&x);
 
@@ -1102,8 +1120,9 @@ static void bulk_refuses(void *arg)
 
 	/* the caller's error comes back, at each key */
 	for (n = 0; n < 4; n++) {
-		b = (struct bulk_keys){ .key = up, .n = 4, .fail_at = n,
-					.fail_err = -EINTR };
+		b = (struct bulk_keys){
+			.key = up, .n = 4, .fail_at = n, .fail_err = -EINTR
+		};
 		tree_format(&x, 1024, ROOMY);
 		CHECK_EQ(itree_bulk_load(&x.t, 4, bulk_next, &b), -EINTR);
 		CHECK(x.t.torn);
@@ -1165,8 +1184,12 @@ static void bulk_refuses(void *arg)
  * Crafted depth first: path and neighbours have several entries.
  */
 static const struct craft base = {
-	.block_size = 1024, .depth = 3, .side = CRAFT_FIRST,
-	.path = { 60, 4, 4 }, .near = { 60, 3, 3 }, .spare = 4,
+	.block_size = 1024,
+	.depth = 3,
+	.side = CRAFT_FIRST,
+	.path = { 60, 4, 4 },
+	.near = { 60, 3, 3 },
+	.spare = 4,
 };
 
 /* Reads, then changes the tree in all ways; must end, whatever it says. */
@@ -1179,8 +1202,8 @@ static void exercise(bool must_refuse)
 	int err;
 
 	mem_drop_caches(&x.d);
-	err = itree_open(&x.t, &mem_ops, &x.d, x.d.block_size, x.d.nblocks +
-			 16);
+	err = itree_open(&x.t, &mem_ops, &x.d, x.d.block_size,
+			 x.d.nblocks + 16);
 	if (err) {
 		CHECK(err < 0);
 		CHECK(!x.t.root.data);
@@ -1225,7 +1248,7 @@ static void exercise(bool must_refuse)
 struct damage {
 	const char *name;
 	u32 block, off;
-	u8 size;		/* bytes */
+	u8 size; /* bytes */
 	u32 value;
 };
 
@@ -1397,7 +1420,7 @@ static void hostile_free_list(void *arg)
 		second = (u32)get(head, 12, 4) - ITREE_SEG_START;
 		third = (u32)get(second, 12, 4) - ITREE_SEG_START;
 		switch (n) {
-		case 0:	/* loops of one, two, three */
+		case 0: /* loops of one, two, three */
 			put(head, 12, 4, LBLK(head));
 			break;
 		case 1:
@@ -1406,10 +1429,10 @@ static void hostile_free_list(void *arg)
 		case 2:
 			put(third, 12, 4, LBLK(head));
 			break;
-		case 3:	/* ends early */
+		case 3: /* ends early */
 			put(second, 12, 4, 0);
 			break;
-		case 4:	/* leads into the tree, out, to the root */
+		case 4: /* leads into the tree, out, to the root */
 			put(second, 12, 4, LBLK(3));
 			break;
 		case 5:
@@ -1418,7 +1441,7 @@ static void hostile_free_list(void *arg)
 		case 6:
 			put(head, 12, 4, LBLK(0));
 			break;
-		case 7:	/* not empty */
+		case 7: /* not empty */
 			put(head, 6, 2, 1);
 			break;
 		case 8:
@@ -1461,24 +1484,24 @@ static void hostile_insert_takes(void *arg)
 		mem_end_op(&x.d, 0, 0);
 		list[0] = (u32)get(0, FREE_HEAD, 4) - ITREE_SEG_START;
 		for (i = 1; i < 5; i++)
-			list[i] = (u32)get(list[i - 1], 12, 4) -
-				  ITREE_SEG_START;
+			list[i] =
+				(u32)get(list[i - 1], 12, 4) - ITREE_SEG_START;
 		switch (n) {
 		case 0:
 		case 1:
-		case 2:	/* loops within the three nodes it takes */
+		case 2: /* loops within the three nodes it takes */
 			put(list[n], 12, 4, LBLK(list[0]));
 			break;
 		case 3:
 			put(list[2], 12, 4, LBLK(list[2]));
 			break;
-		case 4:	/* shorter than counted, longer than counted */
+		case 4: /* shorter than counted, longer than counted */
 			put(list[2], 12, 4, 0);
 			break;
 		case 5:
 			put(0, FREE_COUNT, 4, 3);
 			break;
-		case 6:	/* nodes in use */
+		case 6: /* nodes in use */
 			put(list[0], 12, 4, LBLK(1));
 			break;
 		case 7:
@@ -1487,15 +1510,14 @@ static void hostile_insert_takes(void *arg)
 		case 8:
 			put(list[1], 12, 4, LBLK(0x2000));
 			break;
-		case 9:	/* ends within what it takes */
+		case 9: /* ends within what it takes */
 			put(list[1], 12, 4, 0);
 			break;
 		}
 		tree_open(&x, ROOMY);
 		blocks = tree_blocks(&x);
 		mem_snap(&x.d, &s);
-		CHECK_EQ(itree_insert(&x.t, x.m.key[at] + 1),
-			 -ITREE_CORRUPT);
+		CHECK_EQ(itree_insert(&x.t, x.m.key[at] + 1), -ITREE_CORRUPT);
 		CHECK(x.t.why && !x.t.torn);
 		tree_end_op(&x);
 		CHECK_EQ(mem_compare(&x.d, &s, blocks), blocks);
@@ -1569,7 +1591,7 @@ static void hostile_on_the_way(void *arg)
 
 	(void)arg;
 	base_tree();
-	put(3, 0, 4, 0);		/* second leaf */
+	put(3, 0, 4, 0); /* second leaf */
 	key = x.m.key[60 + 5];
 	tree_open(&x, ROOMY);
 	CHECK_EQ(itree_seek(&x.t, x.m.key[0], &cur), 0);
@@ -1615,9 +1637,13 @@ static void hostile_on_the_way(void *arg)
  */
 static void hostile_shared_child(void *arg)
 {
-	struct craft c = { .block_size = 1024, .depth = 3, .side = CRAFT_FIRST,
-			   .path = { 1, 2, 3 }, .near = { 1, 2, 2 },
-			   .equal = true, .spare = 2 };
+	struct craft c = { .block_size = 1024,
+			   .depth = 3,
+			   .side = CRAFT_FIRST,
+			   .path = { 1, 2, 3 },
+			   .near = { 1, 2, 2 },
+			   .equal = true,
+			   .spare = 2 };
 	u32 count, i, j, k, blocks;
 	struct itree_report r;
 
@@ -1638,8 +1664,7 @@ static void hostile_shared_child(void *arg)
 				itree_close(&x.t);
 				x.open = false;
 				mem_end_op(&x.d, 0, 0);
-				if (get(i, 5, 1) != 1 ||
-				    get(i, 6, 2) <= k ||
+				if (get(i, 5, 1) != 1 || get(i, 6, 2) <= k ||
 				    get(i, 24 + 12 * k, 4) == LBLK(j)) {
 					tree_close(&x);
 					continue;
@@ -1664,8 +1689,11 @@ static void hostile_shared_child(void *arg)
 /* The same across two parents, where only the block's own head can tell. */
 static void hostile_freed_child(void *arg)
 {
-	struct craft c = { .block_size = 1024, .depth = 3, .side = CRAFT_FIRST,
-			   .path = { 1, 2, 2 }, .near = { 120, 2, 2 },
+	struct craft c = { .block_size = 1024,
+			   .depth = 3,
+			   .side = CRAFT_FIRST,
+			   .path = { 1, 2, 2 },
+			   .near = { 120, 2, 2 },
 			   .equal = true };
 	struct itree_cursor cur;
 	struct itree_report r;
@@ -1714,9 +1742,9 @@ static void hostile_random(void *arg)
 		mem_restore(&x.d, &s);
 		while (n--) {
 			u32 b = (u32)rng_below(&rng, blocks);
-			u32 off = (u32)rng_below(&rng, 4) ?
-				  (u32)rng_below(&rng, 100) :
-				  (u32)rng_below(&rng, 1020);
+			u32 off = (u32)rng_below(&rng, 4)
+					  ? (u32)rng_below(&rng, 100)
+					  : (u32)rng_below(&rng, 1020);
 			u64 v;
 
 			switch (rng_below(&rng, 4)) {
@@ -1724,10 +1752,10 @@ static void hostile_random(void *arg)
 				put(b, off, 1, rng_next(&rng));
 				break;
 			case 1:
-				put(b, off, 1, get(b, off, 1) ^
-				    1U << rng_below(&rng, 8));
+				put(b, off, 1,
+				    get(b, off, 1) ^ 1U << rng_below(&rng, 8));
 				break;
-			case 2:	/* a likely pointer */
+			case 2: /* a likely pointer */
 				off &= ~3U;
 				put(b, off, 4, LBLK(rng_below(&rng, blocks)));
 				break;

@@ -75,7 +75,8 @@ void tree_format(struct tree *x, u32 block_size, u32 max_blocks)
 	memset(x, 0, sizeof(*x));
 	mem_init(&x->d, block_size);
 	CHECK_EQ(itree_format(&x->t, &mem_ops, &x->d, block_size, max_blocks,
-			      1), 0);
+			      1),
+		 0);
 	x->open = true;
 	tree_end_op(x);
 }
@@ -83,7 +84,8 @@ void tree_format(struct tree *x, u32 block_size, u32 max_blocks)
 void tree_open(struct tree *x, u32 max_blocks)
 {
 	CHECK_EQ(itree_open(&x->t, &mem_ops, &x->d, x->d.block_size,
-			    max_blocks), 0);
+			    max_blocks),
+		 0);
 	x->open = true;
 	tree_end_op(x);
 }
@@ -229,7 +231,7 @@ void tree_check_scan(struct tree *x)
 	CHECKF(ret == ITREE_END, "%d, %s", ret, x->t.why ? x->t.why : "-");
 	CHECK_EQ(i, x->m.n);
 	itree_cursor_release(&cur);
-	itree_cursor_release(&cur);	/* harmless */
+	itree_cursor_release(&cur); /* harmless */
 	x->d.no_write = false;
 	CHECK(!memcmp(&before, &x->t, sizeof(before)));
 	tree_end_op(x);
@@ -460,12 +462,12 @@ void oracle_free(struct oracle *o)
 enum craft_class { ON_PATH, NEAR, FAR };
 
 struct craft_run {
-	struct mem_dev	*d;
+	struct mem_dev *d;
 	const struct craft *c;
-	struct model	*m;
-	u32		blocks;
-	size_t		leaf_at;
-	u32		leaf_count;
+	struct model *m;
+	u32 blocks;
+	size_t leaf_at;
+	u32 leaf_count;
 };
 
 static void put16(u8 *p, u32 v)
@@ -502,8 +504,9 @@ static u32 craft_node(struct craft_run *r, u32 level, enum craft_class class,
 	if (class == NEAR)
 		count = r->c->near[level] ? r->c->near[level] : limit;
 	CHECK(count <= limit);
-	on = r->c->side == CRAFT_FIRST ? 0 :
-	     r->c->side == CRAFT_LAST ? count - 1 : count / 2;
+	on = r->c->side == CRAFT_FIRST	? 0
+	     : r->c->side == CRAFT_LAST ? count - 1
+					: count / 2;
 
 	p = mem_map(r->d, lblk, 0);
 	put32(p, 0x45525449);
