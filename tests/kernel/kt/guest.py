@@ -331,7 +331,6 @@ def main() -> int:
     WORK.mkdir(exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=70%", "none", str(WORK)], check=True)
     for command in (
-        "dmesg -n 4",
         "mount -t tracefs none /sys/kernel/tracing",
         "mount -t securityfs none /sys/kernel/security",
     ):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -10,6 +11,7 @@ import os
 import pathlib
 import queue
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -140,6 +142,13 @@ class Runner:
     def close(self) -> None:
         """Leave the figures of this run in build/tests/kernel/results.json."""
         self.closing = True
+        # Machines of an interrupted run: each leads a process group of its own.
+        for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError, ValueError):
+                fields = stat.read_text().rpartition(")")[2].split()
+                pid, parent, group = int(stat.parent.name), int(fields[1]), int(fields[2])
+                if parent == os.getpid() and group == pid:
+                    os.killpg(group, signal.SIGKILL)
         if self.done:
             found = {k: dataclasses.asdict(v) for k, v in sorted(self.done.items())}
             (WORK / "results.json").write_text(json.dumps(found, indent=1) + "\n")

@@ -5,7 +5,7 @@
 #include <dirent.h>
 #include <sys/sysmacros.h>
 
-static char long_target[1024];
+static char long_target[600];
 
 /* Make one object; 0 or -errno. */
 static int make_one(int fd, const char *name, struct rng *r, bool mixed,

@@ -105,7 +105,7 @@ static int refused(struct dirs *d, int ret, int want, const char *what)
 
 static int do_new(struct dirs *d, struct two *t, int op)
 {
-	static char target[900];
+	static char target[600];
 	char name[NAME_BYTES], self[64];
 	struct ent *e;
 	int ret, fd;
