@@ -57,24 +57,26 @@ static u8 *store_text(struct ext4_itree_scan *s, const u8 *name, u32 len)
 	return p;
 }
 
-static int store_name(struct ext4_itree_scan *s, u64 key, u32 ino, u8 type,
-		      const u8 *name, u32 len)
+static int make_room(struct ext4_itree_scan *s, u32 room)
 {
 	struct scan_name *n;
 
-	if (s->nr >= s->room) {
-		u32 room = max(2 * s->room, 32U);
+	if (room <= s->room)
+		return 0;
+	n = kvmalloc_array(room, sizeof(*n), GFP_KERNEL_ACCOUNT);
+	if (!n)
+		return -ENOMEM;
+	if (s->nr)
+		memcpy(n, s->names, s->nr * sizeof(*n));
+	kvfree(s->names);
+	s->names = n;
+	s->room = room;
+	return 0;
+}
 
-		n = kvmalloc_array(room, sizeof(*n), GFP_KERNEL_ACCOUNT);
-		if (!n)
-			return -ENOMEM;
-		if (s->nr)
-			memcpy(n, s->names, s->nr * sizeof(*n));
-		kvfree(s->names);
-		s->names = n;
-		s->room = room;
-	}
-	n = &s->names[s->nr];
+static int set_name(struct ext4_itree_scan *s, struct scan_name *n, u64 key,
+		    u32 ino, u8 type, const u8 *name, u32 len)
+{
 	n->name = store_text(s, name, len);
 	if (!n->name)
 		return -ENOMEM;
@@ -82,8 +84,21 @@ static int store_name(struct ext4_itree_scan *s, u64 key, u32 ino, u8 type,
 	n->ino = ino;
 	n->len = len;
 	n->type = type;
-	s->nr++;
 	return 0;
+}
+
+static int store_name(struct ext4_itree_scan *s, u64 key, u32 ino, u8 type,
+		      const u8 *name, u32 len)
+{
+	int err = 0;
+
+	if (s->nr >= s->room)
+		err = make_room(s, max(2 * s->room, 32U));
+	if (!err)
+		err = set_name(s, &s->names[s->nr], key, ino, type, name, len);
+	if (!err)
+		s->nr++;
+	return err;
 }
 
 /* By key, equal keys by name: an order that outlives the window. */
@@ -111,7 +126,42 @@ struct fill {
 	u32	nr;
 	u32	max;
 	u64	bound;			/* selection: keys above are out */
+	u32	base;			/* tree: the name of keys[0] goes here */
+	u32	found;			/* tree: names that have their place */
+	u32	stray;			/* tree: names without a key */
 };
+
+/* Finds the place of a name among the tree's keys, which are sorted. */
+static struct scan_name *key_slot(struct fill *f, u64 key)
+{
+	u32 lo = 0, hi = f->nr;
+
+	while (lo < hi) {
+		u32 mid = lo + (hi - lo) / 2;
+
+		if (f->keys[mid] < key)
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	for (; lo < f->nr && f->keys[lo] == key; lo++)
+		if (!f->s->names[f->base + lo].name)
+			return &f->s->names[f->base + lo];
+	return NULL;
+}
+
+static int place_name(struct fill *f, u64 key, u32 ino, u8 type,
+		      const struct fscrypt_str *name)
+{
+	struct scan_name *n = key_slot(f, key);
+
+	if (!n) {
+		f->stray++;
+		return 0;
+	}
+	f->found++;
+	return set_name(f->s, n, key, ino, type, name->name, name->len);
+}
 
 static int fill_name(struct ext4_itree_visit *v, u64 key, u32 minor,
 		     struct ext4_dir_entry_2 *de)
@@ -119,6 +169,7 @@ static int fill_name(struct ext4_itree_visit *v, u64 key, u32 minor,
 	struct fill *f = container_of(v, struct fill, visit);
 	struct fscrypt_str name = FSTR_INIT(de->name, de->name_len);
 	struct fscrypt_str out = f->crypt;
+	u8 type;
 	int err;
 
 	if (IS_ENCRYPTED(v->dir)) {
@@ -131,9 +182,11 @@ static int fill_name(struct ext4_itree_visit *v, u64 key, u32 minor,
 			return err;
 		name = out;
 	}
-	return store_name(f->s, key, le32_to_cpu(de->inode),
-			  get_dtype(v->dir->i_sb, de->file_type),
-			  name.name, name.len);
+	type = get_dtype(v->dir->i_sb, de->file_type);
+	if (f->keys)
+		return place_name(f, key, le32_to_cpu(de->inode), type, &name);
+	return store_name(f->s, key, le32_to_cpu(de->inode), type, name.name,
+			  name.len);
 }
 
 /* "." and ".." are not in the tree; they stand in the first block. */
@@ -246,11 +299,52 @@ static int visit_leaves(struct fill *f, const u64 *keys)
 	}
 }
 
+/* Visits what holds the names of the keys taken. */
+static int find_names(struct fill *f)
+{
+	struct ext4_itree_scan *s = f->s;
+	u32 blocks = s->dir->i_size >> s->dir->i_blkbits;
+	u64 *by_hash;
+	int err;
+
+	memset(&s->names[f->base], 0, f->nr * sizeof(*s->names));
+	f->found = 0;
+	f->stray = 0;
+	if (f->nr / 2 >= blocks)
+		return ext4_itree_visit_all(&f->visit);
+	by_hash = kvmalloc_array(f->nr, sizeof(u64), GFP_KERNEL_ACCOUNT);
+	if (!by_hash)
+		return -ENOMEM;
+	memcpy(by_hash, f->keys, f->nr * sizeof(u64));
+	sort(by_hash, f->nr, sizeof(u64), cmp_hashes, NULL);
+	err = visit_leaves(f, by_hash);
+	kvfree(by_hash);
+	if (err != -EFSCORRUPTED && err != ERR_BAD_DX_DIR)
+		return err;
+	/* The htree leads nowhere, but the leaves are all there. */
+	memset(&s->names[f->base], 0, f->nr * sizeof(*s->names));
+	f->found = 0;
+	f->stray = 0;
+	return ext4_itree_visit_all(&f->visit);
+}
+
+/* Equal keys got their names as they were met: put them in order. */
+static void sort_runs(struct fill *f)
+{
+	struct scan_name *n = &f->s->names[f->base];
+	u32 i, j;
+
+	for (i = 0; i < f->nr; i = j) {
+		for (j = i + 1; j < f->nr && n[j].key == n[i].key; j++)
+			;
+		if (j > i + 1)
+			sort(&n[i], j - i, sizeof(*n), cmp_names, NULL);
+	}
+}
+
 static int fill_from_tree(struct fill *f, u64 lo)
 {
 	struct ext4_itree_scan *s = f->s;
-	u32 blocks = s->dir->i_size >> s->dir->i_blkbits, first = s->nr, i;
-	u64 *by_hash = NULL;
 	int err;
 
 	f->max = s->want;
@@ -258,39 +352,24 @@ static int fill_from_tree(struct fill *f, u64 lo)
 	if (!f->keys)
 		return -ENOMEM;
 	err = take_keys(f, lo, s->want);
+	if (!err)
+		err = make_room(s, s->nr + f->nr);
 	if (err || !f->nr)
 		return err;
 	f->visit.lo = lo;
 	f->visit.hi = s->win_hi;
-	if (f->nr / 2 < blocks) {
-		by_hash = kvmalloc_array(f->nr, sizeof(u64),
-					 GFP_KERNEL_ACCOUNT);
-		if (!by_hash)
-			return -ENOMEM;
-		memcpy(by_hash, f->keys, f->nr * sizeof(u64));
-		sort(by_hash, f->nr, sizeof(u64), cmp_hashes, NULL);
-		err = visit_leaves(f, by_hash);
-		kvfree(by_hash);
-	} else {
-		err = ext4_itree_visit_all(&f->visit);
-	}
-	if (err == -EFSCORRUPTED || err == ERR_BAD_DX_DIR) {
-		/* The htree leads nowhere, but the leaves are all there. */
-		s->nr = first;
-		err = ext4_itree_visit_all(&f->visit);
-	}
+	f->base = s->nr;
+	err = find_names(f);
 	if (err)
 		return err;
-	sort(s->names, s->nr, sizeof(*s->names), cmp_names, NULL);
-
 	/* Each key has its name, and each name that was seen its key. */
-	for (i = 0; i < f->nr && first + i < s->nr; i++)
-		if (s->names[first + i].key != f->keys[i])
-			break;
-	if (i == f->nr && first + i == s->nr)
-		return 0;
-	ext4_itree_bad(s->dir, -EFSCORRUPTED, NULL);
-	return -EFSCORRUPTED;
+	if (f->found != f->nr || f->stray) {
+		ext4_itree_bad(s->dir, -EFSCORRUPTED, NULL);
+		return -EFSCORRUPTED;
+	}
+	sort_runs(f);
+	s->nr += f->nr;
+	return 0;
 }
 
 /* --- windows of a directory without one --- */
@@ -336,6 +415,8 @@ static int select_bound(struct fill *f, u64 lo)
 	f->visit.name = select_key;
 	err = ext4_itree_visit_all(&f->visit);
 	f->visit.name = fill_name;
+	kvfree(f->keys);
+	f->keys = NULL;
 	return err;
 }
 
@@ -470,6 +551,6 @@ int ext4_itree_fill_window(struct file *file, struct ext4_itree_scan *s)
 		return err;
 	}
 	s->valid = true;
-	s->want = min(2 * s->want, WINDOW_MAX);
+	s->want = min(4 * s->want, WINDOW_MAX);
 	return 0;
 }
