@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""mke2fs, tune2fs, dumpe2fs, lsattr's names, debugfs, resize2fs, e2image, the library."""
+
+import re
+
+import pytest
+from conftest import FILES, INDEX_FL, ITREE_FL, Image, maildir_name, make, run
+
+
+def features(image):
+    return re.search(r"Filesystem features: +(.*)", run("dumpe2fs", "-h", image.path)[1])[1].split()
+
+
+def test_mke2fs_sets_the_feature(tmp_path):
+    image = make(tmp_path / "fs.img")
+    assert "itree" in features(image)
+    assert "FEATURE_R30" not in features(image)
+    image.clean()
+
+
+def test_mke2fs_leaves_the_feature_off_unless_asked(tmp_path):
+    assert "itree" not in features(make(tmp_path / "fs.img", features="extent"))
+
+
+@pytest.mark.parametrize(
+    "off, reason",
+    [("^dir_index", "without dir_index"), ("^extent,^64bit", "without extents")],
+)
+def test_mke2fs_refuses_what_cannot_be(tmp_path, off, reason):
+    code, out = run("mke2fs", "-q", "-F", "-t", "ext4", "-O", f"itree,{off}", tmp_path / "fs.img", "16M", ok=None)
+    assert code != 0
+    assert "itree" in out and reason in out
+
+
+def test_tune2fs_clears_the_feature_and_frees_the_trees(image):
+    names = image.names()
+    run("tune2fs", "-O", "^itree", image.path)
+    assert "itree" not in features(image)
+    assert not image.has_tree() and not image.has_segment()
+    image.clean()
+    assert image.names() == names
+
+
+def test_tune2fs_sets_the_feature_and_trusts_no_old_tree(one):
+    run("tune2fs", "-O", "^itree", one.path)
+    one.set_flags("/big", on=ITREE_FL)
+    run("tune2fs", "-O", "itree", one.path)
+    assert "itree" in features(one)
+    assert not one.has_tree()
+    one.clean()
+    one.fsck("-fyD", ok=(0, 1))
+    one.exact()
+
+
+def test_tune2fs_keeps_what_the_feature_needs(one):
+    code, out = run("tune2fs", "-O", "^dir_index", one.path, ok=None)
+    assert code != 0 and "itree" in out
+    assert "dir_index" in features(one)
+    one.clean()
+
+
+@pytest.mark.parametrize("args", [("-O", "^metadata_csum"), ("-U", "random"), ("-O", "metadata_csum_seed")])
+def test_tune2fs_changes_checksums(one, args):
+    names = one.names()
+    # Stock tune2fs 1.47.2 leaves the orphan file's checksums behind.
+    run("tune2fs", "-O", "^orphan_file", one.path)
+    run("tune2fs", "-f", *args, one.path)
+    code, out = one.fsck("-fn")
+    assert code == 0, out
+    assert one.names() == names
+    one.fsck("-fyD", ok=(0, 1))
+    one.exact()
+
+
+def test_flag_names(one):
+    assert one.inode("/big")[1] & (ITREE_FL | INDEX_FL) == ITREE_FL | INDEX_FL
+    assert "itree" in one.debugfs("features")
+
+
+def test_small_directories_get_no_tree(one):
+    assert not one.has_tree("/small") and not one.has_tree("/")
+
+
+# --- debugfs ---
+
+
+def test_debugfs_dump(image):
+    names = image.names()
+    keys = image.keys()
+    assert len(keys) == len(names) == FILES
+    assert keys == sorted(keys)
+    image.exact()
+    nodes = image.nodes()
+    assert nodes[0][:2] == ("root", 1)
+    leaves = [n for n in nodes.values() if n[1] == 0]
+    assert sum(count for _, _, count, _ in leaves) == FILES
+    assert all(count == limit for _, _, count, limit in leaves[:-1])
+
+
+def test_debugfs_dump_shows_entries_and_children(one):
+    out = one.debugfs("itree_dump /big") + "\n"
+    for ino, key_hash in one.keys():
+        assert f": {ino} 0x{key_hash:08x}\n" in out
+    assert re.search(r"Entry #0: 0 0x00000000 -> block 2147483649\n", out)
+
+
+def test_debugfs_stat(one):
+    stat = one.stat()
+    nodes = one.nodes()
+    assert int(stat["Keys"]) == FILES
+    assert int(stat["Nodes"]) == int(stat["Blocks"]) == len(nodes)
+    assert int(stat["Depth"]) == 2
+    assert int(stat["Free nodes"]) == 0
+    assert float(stat["Leaf fill"].rstrip("%")) > 95
+
+
+def test_debugfs_lookup(one):
+    for ino, key_hash in one.keys()[:: FILES // 7]:
+        assert one.debugfs(f"itree_lookup /big {ino}") == f"{ino} 0x{key_hash:08x}"
+    assert one.debugfs("itree_lookup /big 4000000") == ""
+
+
+def test_debugfs_says_why_not(one):
+    assert "no inode-ordered" in one.debugfs("itree_verify /small") or "cannot have" in one.debugfs("itree_verify /small")
+    assert "cannot have" in one.debugfs("itree_build /small", write=True)
+    assert "irectory" in one.debugfs("itree_build /file", write=True)
+
+
+def test_debugfs_build_and_drop(image):
+    before = image.keys()
+    free = re.search(r"Free blocks: +(\d+)", run("dumpe2fs", "-h", image.path)[1])[1]
+    image.change("itree_drop /big")
+    assert not image.has_tree() and not image.has_segment()
+    image.clean()
+    image.change("itree_build /big")
+    image.clean()
+    assert image.keys() == before
+    assert re.search(r"Free blocks: +(\d+)", run("dumpe2fs", "-h", image.path)[1])[1] == free
+    image.change("itree_build /big")
+    image.clean()
+    assert image.keys() == before
+
+
+# --- the library ---
+
+
+def test_links_to_one_inode(one):
+    """Keys of one inode differ in the hash alone."""
+    ino = one.inode("/file")[0]
+    # debugfs ln does not count links.
+    one.change(*(f"ln /file /big/link-{i}" for i in range(300)), "sif /file links_count 301", "itree_build /big")
+    assert len(one.debugfs(f"itree_lookup /big {ino}").splitlines()) == 300
+    one.exact()
+    one.clean()
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [
+        ["ln /file another", "sif /file links_count 2"],
+        ["mkdir folder"],
+        ["symlink symlink target"],
+        ["mknod pipe p"],
+        ["rm 0000000000000000.msg"],
+        ["expand_dir /big"],
+        ["write /dev/null written"],
+    ],
+    ids=lambda commands: commands[0].split()[0],
+)
+def test_a_changed_directory_has_no_stale_tree(image, commands):
+    names, size = image.names(), re.search(r"Size: (\d+)", image.inode("/big")[2])[1]
+    image.debugfs("cd /big", *commands, write=True)
+    assert image.names() != names or re.search(r"Size: (\d+)", image.inode("/big")[2])[1] != size, "nothing has changed"
+    if commands[0].startswith("expand_dir"):
+        # Growing breaks the htree's idea of its blocks, with or without us.
+        code, out = image.fsck("-fy")
+        assert code in (0, 1) and "Itree" not in out, out
+    assert not image.has_segment() or image.has_tree()
+    if image.has_tree():
+        image.exact()
+    image.clean()
+    image.fsck("-fyD", ok=(0, 1))
+    image.exact()
+    image.clean()
+
+
+def test_moving_a_directory_keeps_its_tree(one):
+    """".." is not in the tree."""
+    one.debugfs("mkdir /below", "ln /big /below/big", "unlink /big", write=True)
+    code, out = one.fsck("-fy")
+    assert code == 1 and "Itree" not in out, out
+    assert one.has_tree("/below/big")
+    one.exact("/below/big")
+    one.clean()
+
+
+def test_removing_the_directory_frees_the_tree(one):
+    one.debugfs(*(f"rm /big/{name}" for name, _ in one.names()), "rmdir /big", write=True)
+    one.clean()
+
+
+# --- the others ---
+
+
+def test_e2image_raw(image, tmp_path):
+    raw = Image(tmp_path / "raw.img")
+    run("e2image", "-r", image.path, raw.path)
+    raw.clean()
+    raw.exact()
+
+
+def test_e2image_qcow2(one, tmp_path):
+    raw = Image(tmp_path / "raw.img")
+    run("e2image", "-Q", one.path, tmp_path / "image.qcow2")
+    run("e2image", "-r", tmp_path / "image.qcow2", raw.path)
+    raw.clean()
+    raw.exact()
+
+
+def test_e2image_scrambles_names_only(one, tmp_path):
+    raw = Image(tmp_path / "raw.img")
+    out = run("e2image", "-rs", one.path, raw.path)[1]
+    assert "orrupt" not in out
+    # The scrambled names have no valid checksums, so go by number.
+    assert raw.keys(f"<{one.inode('/big')[0]}>") == one.keys()
+
+
+def test_resize2fs_grows(one):
+    names = one.names()
+    run("resize2fs", "-f", one.path, "64M")
+    one.clean()
+    assert one.names() == names
+    one.exact()
+
+
+def test_resize2fs_shrinks_and_renumbers(tmp_path):
+    """Files in high inodes get other numbers; what is left is right and can be rebuilt."""
+    folder = tmp_path / "source" / "big"
+    folder.mkdir(parents=True)
+    for i in range(5000):
+        (folder / maildir_name(i)).touch()
+    image = make(
+        tmp_path / "fs.img", folder.parent, "itree,metadata_csum,^resize_inode", 1024, "64M", ["-g", "2048", "-G", "1"]
+    )
+    low = sorted(image.names(), key=lambda entry: entry[1])[:2500]
+    image.debugfs(*(f"rm /big/{name}" for name, _ in low), write=True)
+    image.fsck("-fyD", ok=(0, 1))
+    image.exact()
+    before = image.names()
+    run("resize2fs", "-f", image.path, "36M")
+    after = image.names()
+    assert [name for name, _ in before] == [name for name, _ in after]
+    assert before != after, "no inode was renumbered: the test tests nothing"
+    image.clean()
+    image.fsck("-fyD", ok=(0, 1))
+    image.exact()
+    image.clean()
