@@ -994,6 +994,29 @@ static void equal_keys_first(void *arg)
 	tree_close(&x);
 }
 
+/* Leaves that begin with the largest key there can be. */
+static void largest_keys(void *arg)
+{
+	u32 i;
+
+	(void)arg;
+	tree_format(&x, 1024, ROOMY);
+	for (i = 0; i < 125; i++)
+		model_insert(&x.m, ITREE_KEY(i + 1, 0));
+	for (i = 0; i < 10; i++)
+		model_insert(&x.m, ~0ULL);
+	tree_bulk(&x);
+	tree_check(&x);
+	tree_insert(&x, ~0ULL);
+	tree_check(&x);
+	tree_check_seek(&x, ~0ULL);
+	while (x.m.n > 120) {
+		tree_delete(&x, x.m.key[x.m.n - 1]);
+		tree_check(&x);
+	}
+	tree_close(&x);
+}
+
 /* --- bulk load --- */
 
 static void fill_model(u64 n, u32 equal)
@@ -1476,7 +1499,7 @@ static void hostile_insert_takes(void *arg)
 	size_t at;
 
 	(void)arg;
-	for (n = 0; n < 10; n++) {
+	for (n = 0; n < 11; n++) {
 		snprintf(test_note, sizeof(test_note), "way %u", n);
 		at = tree_craft(&x, &c, &count);
 		itree_close(&x.t);
@@ -1513,6 +1536,9 @@ static void hostile_insert_takes(void *arg)
 		case 9: /* ends within what it takes */
 			put(list[1], 12, 4, 0);
 			break;
+		case 10: /* what would become the head */
+			put(list[2], 12, 4, LBLK(0x2000));
+			break;
 		}
 		tree_open(&x, ROOMY);
 		blocks = tree_blocks(&x);
@@ -1546,6 +1572,150 @@ static void hostile_root_leaf(void *arg)
 		CHECK(i == 5 || x.t.why);
 		itree_close(&x.t);
 		mem_end_op(&x.d, 0, 0);
+		tree_close(&x);
+	}
+}
+
+/* What open itself must refuse, before anything is done with the tree. */
+static void hostile_open(void *arg)
+{
+	static const struct {
+		u32 off;
+		u32 size;
+		u64 value;
+	} bad[] = {
+		{ 16, 8, 1ULL << 62 }, /* keys */
+		{ 24, 4, 0 }, /* blocks */
+		{ 28, 4, 0 }, /* free list: head */
+		{ 28, 4, LBLK(0) },    { 32, 4, 0 }, /* and count */
+		{ 32, 4, ~0U },	       { 44, 4, 1 }, /* reserved */
+	};
+	u32 i, blocks;
+
+	(void)arg;
+	for (i = 0; i < ARRAY_SIZE(bad) + 4; i++) {
+		snprintf(test_note, sizeof(test_note), "way %u", i);
+		base_tree();
+		blocks = (u32)get(0, BLOCKS, 4);
+		if (i < ARRAY_SIZE(bad))
+			put(0, bad[i].off, bad[i].size, bad[i].value);
+		else if (i == ARRAY_SIZE(bad))
+			put(0, FREE_COUNT, 4, blocks);
+		else if (i == ARRAY_SIZE(bad) + 1)
+			put(0, FREE_HEAD, 4, LBLK(blocks));
+		else if (i == ARRAY_SIZE(bad) + 2)
+			put(0, 16, 8, (blocks - 4) * 125 + 1);
+		else
+			put(0, 16, 8, (blocks - 4) * 125); /* could be */
+		CHECK_EQ(itree_open(&x.t, &mem_ops, &x.d, 1024, blocks),
+			 i == ARRAY_SIZE(bad) + 3 ? 0 : -ITREE_CORRUPT);
+		itree_close(&x.t);
+		mem_end_op(&x.d, 0, 0);
+		CHECK_EQ(itree_open(&x.t, &mem_ops, &x.d, 1024, blocks - 1),
+			 -ITREE_CORRUPT);
+		mem_end_op(&x.d, 0, 0);
+		tree_close(&x);
+	}
+}
+
+/* The block behind the last one is not the tree's, even if it is a node. */
+static void hostile_behind_the_end(void *arg)
+{
+	struct craft c = { .block_size = 1024,
+			   .depth = 2,
+			   .side = CRAFT_LAST,
+			   .path = { 5, 3 },
+			   .near = { 4 } };
+	struct itree_cursor cur;
+	u32 count, blocks;
+	size_t at;
+	u64 key;
+
+	(void)arg;
+	at = tree_craft(&x, &c, &count);
+	blocks = tree_blocks(&x);
+	itree_close(&x.t);
+	x.open = false;
+	mem_end_op(&x.d, 0, 0);
+	put(0, BLOCKS, 4, blocks - 1);
+	tree_open(&x, ROOMY);
+	CHECK_EQ(itree_last(&x.t, &key), -ITREE_CORRUPT);
+	CHECK_EQ(itree_seek(&x.t, x.m.key[at] + 1, &cur), -ITREE_CORRUPT);
+	itree_cursor_release(&cur);
+	tree_end_op(&x);
+	tree_close(&x);
+}
+
+/*
+ * Keys that their parent allows, but not its parent: a search must notice,
+ * as it does not see the neighbours.
+ */
+static void hostile_grandparent(void *arg)
+{
+	struct itree_cursor cur;
+	u32 leaf;
+	u64 key;
+
+	(void)arg;
+	/* below: the first leaf of the second index node */
+	base_tree();
+	leaf = (u32)get((u32)get(0, 68, 4) - ITREE_SEG_START, 24, 4) -
+	       ITREE_SEG_START;
+	CHECK_EQ(get(leaf, 5, 1), 0);
+	key = ITREE_KEY(get(leaf, 16, 4), get(leaf, 20, 4));
+	CHECK_EQ(get(0, 60, 4), ITREE_KEY_INO(key));
+	put(leaf, 16, 4, ITREE_KEY_INO(key) - 1);
+	tree_open(&x, ROOMY);
+	CHECK_EQ(itree_seek(&x.t, key + 1, &cur), -ITREE_CORRUPT);
+	CHECK_EQ(x.t.why_lblk, LBLK(leaf));
+	itree_cursor_release(&cur);
+	tree_end_op(&x);
+	tree_close(&x);
+
+	/* above: the last leaf of the first index node */
+	base_tree();
+	leaf = (u32)get(1, 24 + 12 * 3, 4) - ITREE_SEG_START;
+	CHECK_EQ(get(leaf, 5, 1), 0);
+	key = ITREE_KEY(get(leaf, 16, 4), get(leaf, 20, 4));
+	put(leaf, 16 + 8 * ((u32)get(leaf, 6, 2) - 1), 4, get(0, 60, 4) + 1);
+	tree_open(&x, ROOMY);
+	CHECK_EQ(itree_seek(&x.t, key, &cur), -ITREE_CORRUPT);
+	CHECK_EQ(x.t.why_lblk, LBLK(leaf));
+	itree_cursor_release(&cur);
+	tree_end_op(&x);
+	tree_close(&x);
+}
+
+/* Empty nodes are refused though the root counts right. */
+static void hostile_empty_nodes(void *arg)
+{
+	struct craft c = { .block_size = 1024,
+			   .depth = 3,
+			   .side = CRAFT_FIRST,
+			   .path = { 1, 2, 3 },
+			   .near = { 1, 1, 1 } };
+	struct itree_report r;
+	u32 count, i, blocks;
+
+	(void)arg;
+	for (i = 1;; i++) {
+		tree_craft(&x, &c, &count);
+		blocks = tree_blocks(&x);
+		itree_close(&x.t);
+		x.open = false;
+		mem_end_op(&x.d, 0, 0);
+		if (i == blocks) {
+			tree_close(&x);
+			break;
+		}
+		if (!get(i, 5, 1)) {
+			put(0, 16, 8, get(0, 16, 8) - get(i, 6, 2));
+			put(i, 6, 2, 0);
+			tree_open(&x, ROOMY);
+			CHECK_EQ(itree_verify(&x.t, &r), -ITREE_CORRUPT);
+			CHECK_EQ(x.t.why_lblk, LBLK(i));
+			tree_end_op(&x);
+		}
 		tree_close(&x);
 	}
 }
@@ -1818,12 +1988,17 @@ static const struct {
 	{ "depth limit", depth_limit },
 	{ "equal keys", equal_keys },
 	{ "equal keys, first of them", equal_keys_first },
+	{ "largest keys", largest_keys },
 	{ "bulk load sizes", bulk_sizes },
 	{ "bulk load block counts", bulk_blocks },
 	{ "bulk load refuses", bulk_refuses },
 	{ "hostile free list", hostile_free_list },
 	{ "hostile free list, insert", hostile_insert_takes },
 	{ "hostile root leaf", hostile_root_leaf },
+	{ "hostile root, refused by open", hostile_open },
+	{ "hostile child behind the end", hostile_behind_the_end },
+	{ "hostile keys beyond the grandparent", hostile_grandparent },
+	{ "hostile empty nodes", hostile_empty_nodes },
 	{ "hostile number of keys", hostile_key_total },
 	{ "hostile node on the way", hostile_on_the_way },
 	{ "hostile child shared", hostile_shared_child },
