@@ -59,9 +59,9 @@ static int cmp_runs(const void *a, const void *b)
 
 /* Adds the runs of logical blocks first..first+count-1; returns their number. */
 static u32 map_runs(struct inode *dir, ext4_lblk_t first, u32 count,
-		    struct run *runs, u32 nr)
+		    struct run *runs, u32 nr, u32 max_runs)
 {
-	while (count && nr < MAX_RUNS) {
+	while (count && nr < max_runs) {
 		struct ext4_map_blocks map = { .m_lblk = first,
 					       .m_len = count };
 		int ret = ext4_map_blocks(NULL, dir, &map, 0);
@@ -105,12 +105,11 @@ void ext4_itree_ahead_range(struct inode *dir, ext4_lblk_t first, u32 count)
 {
 	struct run *runs;
 
-	runs = kvmalloc_array(min(count, MAX_RUNS), sizeof(*runs),
-			      GFP_NOFS | __GFP_NOWARN);
+	count = min(count, MAX_RUNS);
+	runs = kvmalloc_array(count, sizeof(*runs), GFP_NOFS | __GFP_NOWARN);
 	if (!runs)
 		return;
-	count = min(count, MAX_RUNS);
-	read_runs(dir->i_sb, runs, map_runs(dir, first, count, runs, 0));
+	read_runs(dir->i_sb, runs, map_runs(dir, first, count, runs, 0, count));
 	kvfree(runs);
 }
 
@@ -125,16 +124,17 @@ void ext4_itree_ahead_dir(struct inode *dir, u32 tree_blocks)
 {
 	u64 blocks = dir->i_size >> dir->i_blkbits;
 	struct run *runs;
-	u32 nr;
+	u32 max_runs, nr;
 
-	if (blocks + tree_blocks > ext4_itree_ahead_limit())
+	if (blocks < 2 || blocks + tree_blocks > ext4_itree_ahead_limit())
 		return;
-	runs = kvmalloc_array(MAX_RUNS, sizeof(*runs),
+	max_runs = min_t(u64, blocks + tree_blocks, MAX_RUNS);
+	runs = kvmalloc_array(max_runs, sizeof(*runs),
 			      GFP_NOFS | __GFP_NOWARN);
 	if (!runs)
 		return;
-	nr = map_runs(dir, ITREE_SEG_START, tree_blocks, runs, 0);
-	nr = map_runs(dir, 0, blocks, runs, nr);
+	nr = map_runs(dir, ITREE_SEG_START, tree_blocks, runs, 0, max_runs);
+	nr = map_runs(dir, 0, blocks, runs, nr, max_runs);
 	read_runs(dir->i_sb, runs, nr);
 	kvfree(runs);
 }

@@ -31,6 +31,9 @@
 /* Blocks read ahead of a pass over all of a large directory. */
 #define AHEAD		256U
 
+static_assert(EXT4_ITREE_NR_STATS ==
+	      ARRAY_SIZE(((struct ext4_sb_info *)0)->s_itree_stats));
+
 void ext4_itree_count(struct super_block *sb, enum ext4_itree_stat stat, u32 n)
 {
 	if (n)
