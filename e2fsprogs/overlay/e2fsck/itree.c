@@ -102,12 +102,17 @@ void e2fsck_itree_free(e2fsck_t ctx)
  * Pass 1
  */
 
-/* Returns 1 if the inode has to be written. */
+/*
+ * Without the feature the bit means nothing outside of directories, and old
+ * file systems may have it anywhere.  Returns 1 if the inode has to be
+ * written.
+ */
 int e2fsck_itree_check_nondir(e2fsck_t ctx, struct problem_context *pctx)
 {
 	struct ext2_inode	*inode = pctx->inode;
 
-	if (!(inode->i_flags & EXT4_ITREE_FL) ||
+	if (!ext2fs_has_feature_itree(ctx->fs->super) ||
+	    !(inode->i_flags & EXT4_ITREE_FL) ||
 	    LINUX_S_ISDIR(inode->i_mode) ||
 	    !fix_problem(ctx, PR_1_ITREE_NOT_DIR, pctx))
 		return 0;

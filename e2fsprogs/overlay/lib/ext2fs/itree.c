@@ -225,6 +225,53 @@ static int op_read(struct itree *t, u32 lblk, struct itree_buf *buf)
 	return 0;
 }
 
+/*
+ * Maps the first block of the segment next to the directory's last one.  The
+ * library would extrapolate over the hole in between.
+ */
+static errcode_t map_first(ext2fs_itree it, blk64_t *ret)
+{
+	ext2_filsys	fs = it->fs;
+	struct blk_alloc_ctx ctx;
+	errcode_t	retval;
+	blk64_t		goal = 0, pblk, last;
+
+	last = EXT2_I_SIZE(&it->inode) / fs->blocksize;
+	if (last) {
+		retval = ext2fs_bmap2(fs, it->dir, &it->inode, NULL, 0,
+				      last - 1, NULL, &goal);
+		if (retval)
+			return retval;
+	}
+	if (goal)
+		goal++;
+	if (!goal || goal >= ext2fs_blocks_count(fs->super))
+		goal = ext2fs_find_inode_goal(fs, it->dir, &it->inode, 0);
+	memset(&ctx, 0, sizeof(ctx));
+	ctx.ino = it->dir;
+	ctx.inode = &it->inode;
+	ctx.lblk = EXT2FS_ITREE_START;
+	ctx.flags = BLOCK_ALLOC_DATA;
+	retval = ext2fs_alloc_block3(fs, goal, NULL, &pblk, &ctx);
+	if (retval)
+		return retval;
+	pblk &= ~EXT2FS_CLUSTER_MASK(fs);
+	retval = ext2fs_bmap2(fs, it->dir, &it->inode, NULL, BMAP_SET,
+			      EXT2FS_ITREE_START, NULL, &pblk);
+	if (retval) {
+		ext2fs_block_alloc_stats2(fs, pblk, -1);
+		return retval;
+	}
+	retval = ext2fs_read_inode(fs, it->dir, &it->inode);
+	if (retval)
+		return retval;
+	retval = ext2fs_iblk_add_blocks(fs, &it->inode, 1);
+	if (retval)
+		return retval;
+	*ret = pblk;
+	return ext2fs_write_inode(fs, it->dir, &it->inode);
+}
+
 static int op_grow(struct itree *t, u32 lblk, struct itree_buf *buf)
 {
 	ext2fs_itree	it = t->priv;
@@ -236,8 +283,11 @@ static int op_grow(struct itree *t, u32 lblk, struct itree_buf *buf)
 	retval = map_block(it, lblk, &pblk);
 	if (!retval && !pblk) {
 		close_map(it);
-		retval = ext2fs_bmap2(fs, it->dir, &it->inode, NULL,
-				      BMAP_ALLOC, lblk, NULL, &pblk);
+		if (lblk == ITREE_SEG_START)
+			retval = map_first(it, &pblk);
+		else
+			retval = ext2fs_bmap2(fs, it->dir, &it->inode, NULL,
+					      BMAP_ALLOC, lblk, NULL, &pblk);
 		if (!retval && !pblk)
 			retval = EXT2_ET_BLOCK_ALLOC_FAIL;
 	}
@@ -776,39 +826,16 @@ static int next_key(void *arg, u64 *key)
 	return 0;
 }
 
-/* Maps the blocks of the new tree in one piece behind the directory. */
-static errcode_t map_segment(ext2fs_itree it, __u64 blocks)
-{
-	ext2_filsys	fs = it->fs;
-	blk64_t		goal = 0, last;
-
-	last = EXT2_I_SIZE(&it->inode) / fs->blocksize;
-	if (last)
-		(void) ext2fs_bmap2(fs, it->dir, &it->inode, NULL, 0, last - 1,
-				    NULL, &goal);
-	if (goal)
-		goal++;
-	if (!goal || goal >= ext2fs_blocks_count(fs->super))
-		goal = ext2fs_find_inode_goal(fs, it->dir, &it->inode, 0);
-	return ext2fs_fallocate(fs, EXT2_FALLOCATE_FORCE_INIT |
-				EXT2_FALLOCATE_INIT_BEYOND_EOF, it->dir,
-				&it->inode, goal, EXT2FS_ITREE_START, blocks);
-}
-
 static errcode_t load_tree(ext2fs_itree it, struct gather *g)
 {
 	ext2_filsys	fs = it->fs;
-	errcode_t	retval;
 	int		err;
 	__u64		blocks;
 
 	qsort(g->keys, g->count, sizeof(__u64), cmp_keys);
 	blocks = itree_bulk_blocks(fs->blocksize, g->count);
-	if (blocks > ITREE_SEG_MAX)
+	if (!blocks || blocks > ITREE_SEG_MAX)
 		return EXT2_ET_FILE_TOO_BIG;
-	retval = map_segment(it, blocks);
-	if (retval)
-		return retval;
 	err = itree_format(&it->tree, &libext2fs_itree_ops, it, fs->blocksize,
 			   ITREE_SEG_MAX, g->hasher.disk_version);
 	if (err)
