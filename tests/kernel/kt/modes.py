@@ -16,6 +16,7 @@ SIZES = {"few": (12, "short"), "block": (90, "skew"), "htree": (700, "skew"), "t
 
 
 def many_sizes(g: Guest) -> None:
+    g.tmp.mkdir(parents=True, exist_ok=True)
     for name, (n, style) in SIZES.items():
         g.t(
             "fill",
@@ -34,7 +35,8 @@ def many_sizes(g: Guest) -> None:
 def dump(g: Guest, tag: str, api: str = "64") -> dict[str, str]:
     found = {}
     for name in SIZES:
-        out = g.share / f"{name}.{tag}"
+        # What the host needs goes to the share, which is slow.
+        out = (g.share if tag == "guest" else g.tmp) / f"{name}.{tag}"
         g.t("dump", "--dir", g.path(name), "--out", out, "--api", api)
         found[name] = out.read_text()
     return found
@@ -58,8 +60,8 @@ def feature_off(g: Guest) -> None:
             dump(g, f"remount-{option}")
             for name in SIZES:
                 want = (g.share / f"{name}.guest").read_text()
-                g.want((g.share / f"{name}.remount-{option}").read_text() == want, f"{name}: other order with {option}")
-    g.equal({c: g.counter(c) for c in ("builds", "inserts", "drops")}.values() - {0, -1}, set(), "counters")
+                g.want((g.tmp / f"{name}.remount-{option}").read_text() == want, f"{name}: other order with {option}")
+    g.equal({g.counter(c) for c in ("builds", "inserts", "drops")} - {0, -1}, set(), "counters that moved")
 
 
 for _id, _features, _bs in (("4k", "", 4096), ("1k-bare", "^metadata_csum,^has_journal", 1024)):

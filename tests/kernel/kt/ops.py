@@ -12,7 +12,7 @@ ALL_OPS = (
     "create mkdir mknod symlink slowlink link tmpfile rename across over overdir exchange exchange-across "
     "whiteout whiteout-across noreplace same refused unlink rmdir"
 ).split()
-WAVES = "30,300,2600,400,1800,0,1500,60,900"
+WAVES = "30,300,2000,300,1200,0,900"
 
 
 def prepare(g: Guest) -> None:
@@ -39,7 +39,7 @@ def ops(g: Guest) -> None:
     common = ["--dir", g.mnt, "--model", g.model(), "--dirs", g.p.get("dirs", 2), *names, *g.order]
     g.mount()
     prepare(g)
-    done = g.t("ops", *common, "--seed", g.p["seed"], "--plan", g.p.get("plan", WAVES), "--n", 500, "--m", 500)
+    done = g.t("ops", *common, "--seed", g.p["seed"], "--plan", g.p.get("plan", WAVES), "--n", 500, "--m", 300)
     missing = [op for op in ALL_OPS if not done.get(op) and not (op == "across" and g.p.get("dirs") == 1)]
     if g.p.get("dirs", 2) > 1:
         g.want(not missing, f"operations that never ran: {missing}")
@@ -52,7 +52,18 @@ def ops(g: Guest) -> None:
     # On with cold caches.
     g.again()
     check(g)
-    g.t("ops", *common, "--seed", g.p["seed"] + 1000, "--plan", "700,2200", "--n", 700, "--m", 500)
+    g.t(
+        "ops",
+        *common,
+        "--seed",
+        g.p["seed"] + 1000,
+        "--plan",
+        "200,400" if g.p.get("small") else "700,1800",
+        "--n",
+        700,
+        "--m",
+        300,
+    )
     if not g.p.get("small"):
         for i in range(g.p.get("dirs", 2)):
             g.want_tree(g.path(f"d{i}"))
@@ -63,14 +74,25 @@ def ops(g: Guest) -> None:
         g.t("list", "--dir", g.path(f"d{i}"), "--model", g.model("d") + f".{i}")
     # Changes made while readdir ignores the trees reach the trees.
     g.t(
-        "ops", "--dir", g.mnt, "--model", g.model(), "--dirs", g.p.get("dirs", 2), *names, "--seed", 5, "--plan", "2000"
+        "ops",
+        "--dir",
+        g.mnt,
+        "--model",
+        g.model(),
+        "--dirs",
+        g.p.get("dirs", 2),
+        *names,
+        "--seed",
+        5,
+        "--plan",
+        "300" if g.p.get("small") else "1500",
     )
     g.again()
     check(g)
     g.equal(g.counter("drops"), 0, "trees dropped")
 
 
-def row(id_: str, seed: int, features: str = "", *, bs: int = 4096, mkfs=(), cost: int = 30, size="256M", **params):
+def row(id_: str, seed: int, features: str = "", *, bs: int = 4096, mkfs=(), cost: int = 20, size="256M", **params):
     case(
         f"ops-{id_}",
         "ops",
@@ -87,12 +109,12 @@ BARE = "^metadata_csum,^has_journal"
 row("4k", 1)
 row("4k-seed2", 2)
 row("1k", 3, bs=1024)
-row("1k-seed4", 4, bs=1024, names="skew", plan="40,3000,200,5000,0,4000,100")
+row("1k-seed4", 4, bs=1024, names="skew", plan="40,2500,200,4000,0,1500")
 row("1k-bare", 5, BARE, bs=1024)
 row("4k-nojournal", 6, "^has_journal")
 row("4k-nocsum", 7, "^metadata_csum", names="max")
 row("1k-casefold", 8, "casefold", bs=1024, names="ascii", casefold=True, mkfs=("-E", "encoding=utf8"))
-row("1k-crypt", 9, "encrypt", bs=1024, names="skew", crypt=True, cost=50)
+row("1k-crypt", 9, "encrypt", bs=1024, names="skew", crypt=True, cost=30)
 row(
     "1k-crypt-casefold",
     10,
@@ -102,13 +124,15 @@ row(
     crypt=True,
     casefold=True,
     mkfs=("-E", "encoding=utf8"),
-    cost=50,
+    plan="30,300,60,400,0,300",
+    small=True,
+    cost=40,
 )
 row("4k-inline", 11, "inline_data", plan="5,40,0,2500,0,3,1500,60")
 row("1k-inline", 12, "inline_data", bs=1024, names="skew", plan="3,10,2,40,0,2500,0,4,1500")
 row("1k-fastcommit", 13, "fast_commit", bs=1024)
 row("4k-one-dir", 14, dirs=1)
-row("1k-four-dirs", 15, bs=1024, dirs=4, plan="60,3000,800,5000,0,2000")
+row("1k-four-dirs", 15, bs=1024, dirs=4, plan="60,2500,800,4000,0,1500")
 row("4k-journal-data", 16, mount="data=journal")
 row("4k-small-dirs", 17, names="skew", small=True, dirs=4, plan="20,400,10,600,0,300,500")
-row("1k-dirsync", 18, bs=1024, mount="dirsync", plan="1500,100,1500", cost=60)
+row("1k-dirsync", 18, bs=1024, mount="dirsync", plan="1200,100,900", cost=40)

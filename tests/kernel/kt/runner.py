@@ -129,6 +129,8 @@ class Runner:
     def put(self, result: str, outcome: Outcome) -> None:
         with self.cond:
             self.done[result] = outcome
+            found = {k: dataclasses.asdict(v) for k, v in sorted(self.done.items())}
+            (WORK / "results.json").write_text(json.dumps(found, indent=1) + "\n")
             self.cond.notify_all()
 
     def outcome(self, result: str) -> Outcome:
@@ -140,7 +142,7 @@ class Runner:
             return self.done[result]
 
     def close(self) -> None:
-        """Leave the figures of this run in build/tests/kernel/results.json."""
+        """End what still runs."""
         self.closing = True
         # Machines of an interrupted run: each leads a process group of its own.
         for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
@@ -149,9 +151,6 @@ class Runner:
                 pid, parent, group = int(stat.parent.name), int(fields[1]), int(fields[2])
                 if parent == os.getpid() and group == pid:
                     os.killpg(group, signal.SIGKILL)
-        if self.done:
-            found = {k: dataclasses.asdict(v) for k, v in sorted(self.done.items())}
-            (WORK / "results.json").write_text(json.dumps(found, indent=1) + "\n")
 
     # --- work
 

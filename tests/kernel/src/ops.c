@@ -122,7 +122,7 @@ static int do_new(struct dirs *d, struct two *t, int op)
 		ret = mkdirat(t->fd, name, 0755);
 		break;
 	case OP_MKNOD:
-		if (chance(&d->rng, 50))
+		if (d->user || chance(&d->rng, 50))
 			ret = mknodat(t->fd, name, S_IFIFO | 0644, 0);
 		else
 			ret = mknodat(t->fd, name, S_IFCHR | 0644,
@@ -448,6 +448,7 @@ int cmd_ops(struct opts *o)
 	char path[4096];
 	u64 step = 0, tried = 0;
 
+	o->n = o->n ?: 1000;
 	rng_seed(&d.rng, o->seed);
 	for (int i = 0; i < d.n; i++) {
 		sprintf(path, "%s/d%d", o->dir, i);

@@ -126,13 +126,14 @@ int cmd_space(struct opts *o)
 	if (fstatvfs(ballast_fd, &v))
 		die("statvfs");
 	block = v.f_bsize;
+	d.user = quota;
 	if (quota && (setegid(TESTER) || seteuid(TESTER)))
 		die("seteuid");
 	while (d.m[0]->n + d.m[1]->n < o->m) {
 		int ret = op_random(&d, 1);
 
 		if (ret && ret != -EAGAIN)
-			die("filling");
+			die("filling: %s", op_name(-ret % 32));
 	}
 	for (u64 k = 0; k <= o->n && findings < 20; k++) {
 		u32 fails = 0;

@@ -142,7 +142,7 @@ struct dirs {
 	int n;
 	struct rng rng;
 	enum style style;
-	bool ascii; /* no names that fold together */
+	bool user; /* not root: no device nodes */
 	u64 done[24];
 	u64 refused;
 };
