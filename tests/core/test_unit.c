@@ -1788,6 +1788,24 @@ static void hostile_on_the_way(void *arg)
 	CHECK(!x.t.torn);
 	tree_close(&x);
 
+	/* order inside a node, where the bounds say nothing */
+	base_tree();
+	put(3, 16 + 8 * 30, 4, get(3, 16 + 8 * 20, 4));
+	tree_open(&x, ROOMY);
+	CHECK_EQ(itree_seek(&x.t, key, &cur), -ITREE_CORRUPT);
+	CHECK_EQ(x.t.why_lblk, LBLK(3));
+	itree_cursor_release(&cur);
+	tree_end_op(&x);
+	tree_close(&x);
+	base_tree();
+	put(1, 16 + 12 * 2, 4, get(1, 16 + 12, 4) - 1);
+	tree_open(&x, ROOMY);
+	CHECK_EQ(itree_seek(&x.t, key, &cur), -ITREE_CORRUPT);
+	CHECK_EQ(x.t.why_lblk, LBLK(1));
+	itree_cursor_release(&cur);
+	tree_end_op(&x);
+	tree_close(&x);
+
 	/* checksum: the operation's error comes back */
 	base_tree();
 	tree_open(&x, ROOMY);
@@ -1970,7 +1988,6 @@ static const struct {
 	{ "seek in many keys", seek_many },
 	{ "a block is checked once", checked_once },
 	{ "without the checked operation", without_checked_op },
-	{ "append fills leaves", append_fills },
 	{ "random inserts, descending inserts", random_fills },
 	{ "a split leaves halves", split_in_half },
 	{ "no append split inside the tree", no_append_in_the_middle },
@@ -1989,7 +2006,6 @@ static const struct {
 	{ "equal keys", equal_keys },
 	{ "equal keys, first of them", equal_keys_first },
 	{ "largest keys", largest_keys },
-	{ "bulk load sizes", bulk_sizes },
 	{ "bulk load block counts", bulk_blocks },
 	{ "bulk load refuses", bulk_refuses },
 	{ "hostile free list", hostile_free_list },
@@ -2003,7 +2019,10 @@ static const struct {
 	{ "hostile node on the way", hostile_on_the_way },
 	{ "hostile child shared", hostile_shared_child },
 	{ "hostile child shared and freed", hostile_freed_child },
+	/* those that take long */
 	{ "hostile, random damage", hostile_random },
+	{ "append fills leaves", append_fills },
+	{ "bulk load sizes", bulk_sizes },
 };
 
 int main(void)
