@@ -174,7 +174,8 @@ def masters(source, tmp_path_factory):
     def get(config):
         if config not in made:
             bs, csum = CONFIGS[config]
-            image = make(folder / f"{config}.img", source, "itree,metadata_csum" if csum else "itree,^metadata_csum", bs)
+            features = "itree,metadata_csum" if csum else "itree,^metadata_csum"
+            image = make(folder / f"{config}.img", source, features, bs)
             code, out = image.fsck("-fyD")
             assert code in (0, 1), out
             assert image.has_tree()

@@ -34,7 +34,10 @@ def info(image):
 
 
 def set_info(image, keys=None, blocks=None, head=None, count=None, version=None):
-    new = [old if want is None else want for old, want in zip(info(image), (keys, blocks, head, count, version))]
+    new = [
+        old if want is None else want
+        for old, want in zip(info(image), (keys, blocks, head, count, version), strict=True)
+    ]
     image.poke(0, HEAD.size, INFO.pack(*new))
 
 
@@ -55,7 +58,7 @@ def head(image, block):
 
 def set_head(image, block, **fields):
     names = ("magic", "version", "level", "count", "limit", "reserved", "next")
-    new = [fields.get(name, old) for name, old in zip(names, head(image, block))]
+    new = [fields.get(name, old) for name, old in zip(names, head(image, block), strict=True)]
     image.poke(block, 0, HEAD.pack(*new))
 
 
