@@ -7,9 +7,12 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import multiprocessing
+import multiprocessing.connection
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -295,7 +298,9 @@ class Report:
         }
 
 
-def run_guest(volumes: list[tuple[Path, str]], steps: list[Step], share: Path, memory: str, timeout: float) -> Report:
+def run_guest(
+    volumes: list[tuple[Path, str]], steps: list[Step], share: Path, memory: str, timeout: float, cpus: int = 2
+) -> Report:
     """Boot the kernel under test and carry out the steps on (image, file system)s."""
     import vm  # tests/vm
 
@@ -304,31 +309,74 @@ def run_guest(volumes: list[tuple[Path, str]], steps: list[Step], share: Path, m
     job = {"disks": disks, "steps": [s.as_dict() for s in steps]}
     path = share / "job.json"
     path.write_text(json.dumps(job))
-    result = share / "result.json"
-    result.unlink(missing_ok=True)
+    (share / "result.json").unlink(missing_ok=True)
     try:
         told = vm.run(
             # -B: the source tree is read only there
             [sys.executable, "-B", str(BENCH / "guest.py"), str(path)],
             kernel=KERNEL,
             memory=memory,
+            cpus=cpus,
             disks=[image for image, _ in volumes],
             shares=[share],
             timeout=timeout,
             log=share / "kernel.log",
             cwd=str(share),
-            # boot-time unit tests are not what is measured
-            append=["kunit.enable=0"],
             stream=True,
         )
     except vm.VMError as error:
         raise LabError(str(error)) from error
     if not told.ok:
         raise LabError(told.explain())
-    facts = json.loads(result.read_text())
+    return read_report(share)
+
+
+def read_report(share: Path) -> Report:
+    facts = json.loads((share / "result.json").read_text())
     if not facts.get("done"):
         raise LabError(f"the guest did not finish its steps; see {share}")
     return Report(share, facts, {s["name"]: s for s in facts["steps"]})
+
+
+def _guest_process(arguments: dict) -> None:
+    try:
+        run_guest(**arguments)
+    except (LabError, OSError) as error:
+        (arguments["share"] / "error").write_text(str(error))
+        sys.exit(1)
+
+
+def run_guests(jobs: list[dict]) -> list[Report]:
+    """Several guests at once, each given as the arguments of run_guest().
+
+    A process for each, so that all of them can be ended when one fails.
+    """
+    fork = multiprocessing.get_context("fork")
+    for job in jobs:
+        job["share"].mkdir(parents=True, exist_ok=True)
+        (job["share"] / "error").unlink(missing_ok=True)
+    running = [fork.Process(target=_guest_process, args=(job,)) for job in jobs]
+    try:
+        for process in running:
+            process.start()
+        waiting = set(running)
+        while waiting and not any(process.exitcode for process in running):
+            multiprocessing.connection.wait([process.sentinel for process in waiting])
+            waiting = {process for process in waiting if process.is_alive()}
+    finally:
+        for process in running:
+            if process.is_alive():
+                process.terminate()
+        for process in running:
+            if process.pid:
+                process.join()
+    for process, job in zip(running, jobs, strict=True):
+        error = job["share"] / "error"
+        if error.exists():
+            raise LabError(error.read_text())
+        if process.exitcode and process.exitcode != -signal.SIGTERM:
+            raise LabError(f"the guest of {job['share']} ended with {process.exitcode}")
+    return [read_report(job["share"]) for job in jobs]
 
 
 # -- filled images, kept in the cache -----------------------------------------

@@ -65,40 +65,48 @@ def test_missing_archive_is_named(tmp_path):
 class Told:
     """A report of a guest, as far as check() asks."""
 
-    def __init__(self, **outputs):
-        self.outputs = {"ls": "4", "tar-mail": "99", "tar-source": "77", **outputs}
-        self.walks = {"ignored": {"entries": 3, "descents": 2}, "used": {"entries": 3, "descents": 0}}
+    def __init__(self, descents):
+        self.outputs = {"ls": "4", "tar-mail": "99", "tar-source": "77"}
+        self.walk = {"entries": 3, "descents": descents}
 
     def output(self, step):
-        return self.outputs.get(step) or self.outputs[step.rsplit("-", 1)[0]]
+        return self.outputs[step]
 
     def json(self, step):
-        return self.walks[step.rsplit("-", 1)[1]]
+        assert step == "names"
+        return self.walk
 
 
 ARGS = argparse.Namespace(count=3)
 
 
-def test_check_accepts_what_is_right():
-    demo.check(ARGS, Told())
+@pytest.fixture
+def reports():
+    return {"ignored": Told(2), "used": Told(0)}
 
 
-def test_check_wants_the_same_archive_twice():
+def test_check_accepts_what_is_right(reports):
+    demo.check(ARGS, reports)
+
+
+def test_check_wants_the_same_archive_twice(reports):
+    reports["used"].outputs["tar-mail"] = "98"
     with pytest.raises(lab.LabError, match="tar-mail"):
-        demo.check(ARGS, Told(**{"tar-mail-used": "98"}))
+        demo.check(ARGS, reports)
 
 
-def test_check_wants_every_message():
+def test_check_wants_every_message(reports):
+    for told in reports.values():
+        told.outputs["ls"] = "3"
     with pytest.raises(lab.LabError, match="3 messages"):
-        demo.check(ARGS, Told(ls="3"))
+        demo.check(ARGS, reports)
 
 
 @pytest.mark.parametrize(("mode", "key", "value"), [("ignored", "entries", 2), ("used", "descents", 1)])
-def test_check_wants_every_name_and_inode_order(mode, key, value):
-    told = Told()
-    told.walks[mode][key] = value
+def test_check_wants_every_name_and_inode_order(reports, mode, key, value):
+    reports[mode].walk[key] = value
     with pytest.raises(lab.LabError):
-        demo.check(ARGS, told)
+        demo.check(ARGS, reports)
 
 
 def figures(reads, written=0):

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import time
 
 import lab
 import pytest
@@ -138,3 +139,32 @@ def test_extents_of_debugfs_output():
     text = "EXTENTS:\n(ETB0):900, (0-9):1000-1009, (10):1100\n"
     assert [(m[0], m[1], m[2]) for m in lab._EXTENT.findall(text)] == [("0", "9", "1000"), ("10", "", "1100")]
     assert re.search("ETB", text)
+
+
+def finished(share):
+    (share / "result.json").write_text(json.dumps({"done": True, "steps": [{"name": share.name}]}))
+
+
+def test_two_guests_give_two_reports(tmp_path, monkeypatch):
+    monkeypatch.setattr(lab, "run_guest", lambda share: finished(share))
+    reports = lab.run_guests([{"share": tmp_path / "a"}, {"share": tmp_path / "b"}])
+    assert [list(report.steps) for report in reports] == [["a"], ["b"]]
+
+
+def test_a_guest_that_fails_ends_the_other(tmp_path, monkeypatch):
+    def run_guest(share):
+        if share.name == "a":
+            raise lab.LabError("no disk")
+        time.sleep(60)
+
+    monkeypatch.setattr(lab, "run_guest", run_guest)
+    begin = time.monotonic()
+    with pytest.raises(lab.LabError, match="no disk"):
+        lab.run_guests([{"share": tmp_path / "b"}, {"share": tmp_path / "a"}])
+    assert time.monotonic() - begin < 30
+
+
+def test_a_guest_that_did_not_finish_is_an_error(tmp_path):
+    (tmp_path / "result.json").write_text(json.dumps({"steps": []}))
+    with pytest.raises(lab.LabError, match="did not finish"):
+        lab.read_report(tmp_path)
