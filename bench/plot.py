@@ -8,6 +8,7 @@ Two panels one above the other, large type, tall format: readable on a phone.
 from __future__ import annotations
 
 import argparse
+import bisect
 import sys
 from pathlib import Path
 
@@ -23,6 +24,8 @@ IGNORED = "#b03a2e"
 USED = "#1f618d"
 SIZE = (7.2, 9.6)
 DPI = 150
+# more sectors than this (8 MiB) without a read: left out of the picture
+BAND_GAP = 1 << 14
 TYPE = {"font.size": 15, "axes.titlesize": 16, "axes.labelsize": 15, "figure.titlesize": 18}
 
 
@@ -65,37 +68,82 @@ def inode_order(path: Path, title: str, ignored: list[int], used: list[int]) -> 
     _save(figure, path)
 
 
+class Bands:
+    """Disk addresses with the long stretches that nobody reads left out.
+
+    An ext4 directory's blocks, its inode tables and its files can lie 100 GB
+    apart; drawn to scale each of them would be a line.
+    """
+
+    def __init__(self, sectors: list[int]):
+        marks = sorted(set(sectors))
+        self.bands: list[list[int]] = []
+        for sector in marks:
+            if self.bands and sector - self.bands[-1][1] <= BAND_GAP:
+                self.bands[-1][1] = sector
+            else:
+                self.bands.append([sector, sector])
+        total = sum(last - first for first, last in self.bands)
+        self.space = max(total * 0.06, 1)
+        # a band of one address is drawn too
+        self.least = max(total * 0.02, 1)
+        self.at: list[float] = []
+        place = 0.0
+        for first, last in self.bands:
+            self.at.append(place)
+            place += max(last - first, self.least) + self.space
+        self.top = max(place - self.space, 1)
+        self.starts = [first for first, _ in self.bands]
+
+    def place(self, sector: int) -> float:
+        number = bisect.bisect_right(self.starts, sector) - 1
+        return self.at[number] + sector - self.starts[number]
+
+    def dress(self, axis) -> None:
+        """Ticks at the ends of the bands, a line between two of them."""
+        ticks, labels = [], []
+        close = self.top * 0.05
+        for (first, last), at in zip(self.bands, self.at, strict=True):
+            if at:
+                axis.axhline(at - self.space / 2, color="0.6", linewidth=0.8, linestyle="--")
+            for sector, place in ((first, at), (last, at + last - first)):
+                if not ticks or place - ticks[-1] >= close:
+                    ticks.append(place)
+                    labels.append(f"{sector * model.SECTOR / 1e9:,.3f}")
+        axis.set_yticks(ticks, labels)
+        axis.set_ylim(-self.top * 0.03, self.top * 1.03)
+
+
 def disk_addresses(path: Path, title: str, ignored: list[model.Request], used: list[model.Request]) -> None:
     """Disk address of each read over the modelled time, tree ignored and used."""
     figure, axes = _panels(title)
     priced = [list(model.walk(r for r in part if r.is_read)) for part in (ignored, used)]
     ends = [part[-1][0] if part else 0.0 for part in priced]
-    top = max((q.sector for part in priced for _, q, _, _ in part), default=1)
-    low = min((q.sector for part in priced for _, q, _, _ in part), default=0)
-    scale, unit = model.SECTOR / 1e9, "GB"
-    if (top - low) * scale < 1:
-        scale, unit = model.SECTOR / 1e6, "MB"
-    margin = max((top - low) * scale * 0.04, 1e-3)
+    bands = Bands([q.sector for part in priced for _, q, _, _ in part])
     for axis, part, end, name, colour in (
         (axes[0], priced[0], ends[0], "tree ignored", IGNORED),
         (axes[1], priced[1], ends[1], "tree used", USED),
     ):
         times = [done for done, _, _, _ in part]
-        places = [q.sector * scale for _, q, _, _ in part]
-        axis.plot(times, places, ".", markersize=2.5, color=colour, alpha=0.6)
+        places = [bands.place(q.sector) for _, q, _, _ in part]
+        axis.plot(times, places, ".", markersize=3, markeredgewidth=0, color=colour)
         axis.set_title(f"{name}: {len(part):,} reads, {end:,.2f} s")
-        axis.set_ylabel(f"disk address ({unit})")
+        axis.set_ylabel("disk address (GB)")
         axis.set_xlim(0, max(*ends, 1e-3) * 1.02)
-        axis.set_ylim(low * scale - margin, top * scale + margin)
+        bands.dress(axis)
         if end < max(ends) / 3:
             # too short to see on the common scale: the same again, wider
-            zoom = axis.inset_axes([0.46, 0.12, 0.5, 0.76])
-            zoom.plot(times, places, ".", markersize=2.5, color=colour, alpha=0.6)
+            zoom = axis.inset_axes([0.4, 0.12, 0.57, 0.78])
+            zoom.plot(times, places, ".-", markersize=4, linewidth=0.4, color=colour)
             zoom.set_title("the same, time stretched", fontsize=12)
             zoom.set_xlabel("s", fontsize=12, labelpad=0)
             zoom.tick_params(labelsize=11)
             zoom.grid(alpha=0.25)
-    axes[1].set_xlabel("time on the modelled disk (s), both on one scale")
+            bands.dress(zoom)
+            zoom.set_yticklabels([])
+    axes[1].set_xlabel("time on the modelled disk (s)")
+    if len(bands.bands) > 1:
+        figure.supxlabel("dashed: stretches of the disk that are not read are left out", fontsize=12)
     _save(figure, path)
 
 

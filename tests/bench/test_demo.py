@@ -144,6 +144,15 @@ def test_choices_keep_one_order_and_refuse_others():
         parse("a,x")
 
 
+def test_long_unread_stretches_are_left_out():
+    bands = plot.Bands([0, 1000, 2_000_000_000, 2_000_003_000])
+    assert bands.bands == [[0, 1000], [2_000_000_000, 2_000_003_000]]
+    places = [bands.place(sector) for sector in (0, 1000, 2_000_000_000, 2_000_003_000)]
+    # bands of 1,000 and 3,000 sectors with 6 % of their sum between them
+    assert places == [0, 1000, 1240, 4240]
+    assert bands.top == 4240
+
+
 def png_size(path):
     data = path.read_bytes()
     assert data.startswith(b"\x89PNG")
