@@ -24,7 +24,14 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: very large directories")
+    config.addinivalue_line("markers", "timeout(seconds): of pytest-timeout")
     config.itree_runner = None
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        # A test waits for its machine, perhaps until all others are done.
+        item.add_marker(pytest.mark.timeout(0))
 
 
 def pytest_collection_finish(session):

@@ -11,6 +11,10 @@ LOG = (
     r"EXT4-fs \(vd\w+\): shut down",
 )
 
+# A stock 6.12 does not count the blocks that replay of a fast commit adds to
+# a directory; e2fsck puts it right. Nothing else is excused.
+KNOWN = r"^Inode \d+, i_blocks is \d+, should be \d+"
+
 
 def crash(g: Guest) -> None:
     dirs = range(2)
@@ -30,7 +34,7 @@ def crash(g: Guest) -> None:
             g.equal(g.has_tree(d), trees[i] or g.has_tree(d), f"round {round_}: itree flag of d{i} after replay")
             g.stats["trees"] = g.stats.get("trees", 0) + g.has_tree(d)
         # The file system works on, and is sound before it does.
-        g.fsck()
+        g.fsck(KNOWN if g.p["fast"] else "")
         g.mount()
         if g.fails:
             return
@@ -42,7 +46,7 @@ def crash(g: Guest) -> None:
 
 def _row(id_: str, seed: int, features: str, bs: int, **more) -> None:
     case(
-        f"crash-{id_}", "crash", {"seed": seed, "steps": 500, "start": "2500", "flags": 2, **more},
+        f"crash-{id_}", "crash", {"seed": seed, "steps": 500, "start": "2500", "flags": 2, "fast": "^fast" not in features, **more},
         features=features, mkfs=("-b", str(bs)), size="128M", allow=LOG, cost=45, limit=200,
     )(crash)  # fmt: skip
 

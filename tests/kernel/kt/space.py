@@ -83,12 +83,12 @@ def leave(g: Guest, ballast: int, want: int) -> None:
 
 
 def build_without_room(g: Guest) -> None:
-    """The create that makes a directory reach 16 blocks, with 0 to 12 blocks left."""
+    """The create that makes a directory reach 16 blocks, with few blocks left: it gets its tree or does without."""
     g.mount()
     no_reserve(g)
     bsize = os.statvfs(g.mnt).f_bsize
     ballast = os.open(g.path("ballast"), os.O_CREAT | os.O_RDWR)
-    dirs = range(13)
+    dirs = (*range(13), 60, 200, 600)
     for k in dirs:
         os.mkdir(g.path(f"b{k}"))
         number = 0
@@ -114,6 +114,8 @@ def build_without_room(g: Guest) -> None:
                     break
             number += 1
         trees += g.has_tree(d)
+        if k >= 600:
+            g.want_tree(d)
         g.t("self", "--dir", d, *g.order)
     g.stats.update(refused=refused, trees=trees)
     g.want(refused > 0, f"space never ran out, blocks left: {left}")
@@ -128,6 +130,10 @@ def build_without_room(g: Guest) -> None:
         g.t("self", "--dir", g.path(f"b{k}"), *g.order)
     g.again()
     for k in dirs:
+        g.t("self", "--dir", g.path(f"b{k}"), *g.order)
+        # Directories that did without get their trees now.
+        os.mknod(g.path(f"b{k}/last"))
+        g.want_tree(g.path(f"b{k}"))
         g.t("self", "--dir", g.path(f"b{k}"), *g.order)
 
 
