@@ -46,7 +46,8 @@ def crash(g: Guest) -> None:
 
 def _row(id_: str, seed: int, features: str, bs: int, **more) -> None:
     case(
-        f"crash-{id_}", "crash", {"seed": seed, "steps": 500, "start": "2500", "flags": 2, "fast": "^fast" not in features, **more},
+        f"crash-{id_}", "crash",
+        {"seed": seed, "steps": 500, "start": "2500", "flags": 2, "fast": "^fast" not in features, **more},
         features=features, mkfs=("-b", str(bs)), size="128M", allow=LOG, cost=45, limit=200,
     )(crash)  # fmt: skip
 

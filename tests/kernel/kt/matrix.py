@@ -109,7 +109,7 @@ row("20000-4k-nocsum-journal-mixed", 20000, "^metadata_csum", names="mixed")
 
 # one more feature each
 row("1000-1k-casefold", 1000, "casefold", bs=1024, names="ascii", casefold=True, mkfs=("-E", "encoding=utf8"))
-row("20000-4k-casefold", 20000, "casefold", names="ascii", casefold=True, mkfs=("-E", "encoding=utf8"))
+row("3000-4k-casefold", 3000, "casefold", names="ascii", casefold=True, mkfs=("-E", "encoding=utf8"))
 row("1000-1k-crypt", 1000, "encrypt", bs=1024, crypt=True)
 row("20000-4k-crypt", 20000, "encrypt,^metadata_csum", crypt=True, cost=60)
 row(
