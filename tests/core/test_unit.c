@@ -398,6 +398,20 @@ static void split_in_half(void *arg)
 	}
 }
 
+/* Returns the key count of the leaf with the model's key number @at. */
+static u32 leaf_count(size_t at)
+{
+	struct itree_cursor cur;
+	u32 count;
+
+	CHECK_EQ(itree_seek(&x.t, x.m.key[at], &cur), 0);
+	count = le16_to_cpu(
+		((struct itree_head *)cur.step[0].buf.data)->h_count);
+	itree_cursor_release(&cur);
+	tree_end_op(&x);
+	return count;
+}
+
 /* A key behind the last of a full leaf that is not the last leaf. */
 static void no_append_in_the_middle(void *arg)
 {
@@ -413,23 +427,9 @@ static void no_append_in_the_middle(void *arg)
 	at = tree_craft(&x, &c, &count);
 	tree_insert(&x, x.m.key[at + count - 1] + 1);
 	CHECK_EQ(x.t.splits, 1);
-	CHECK(fill() < 0.9);
+	CHECK(leaf_count(at) >= 62 && leaf_count(at) <= 64);
 	tree_check(&x);
 	tree_close(&x);
-}
-
-/* Returns the key count of the leaf with the model's key number @at. */
-static u32 leaf_count(size_t at)
-{
-	struct itree_cursor cur;
-	u32 count;
-
-	CHECK_EQ(itree_seek(&x.t, x.m.key[at], &cur), 0);
-	count = le16_to_cpu(
-		((struct itree_head *)cur.step[0].buf.data)->h_count);
-	itree_cursor_release(&cur);
-	tree_end_op(&x);
-	return count;
 }
 
 static void merge_bounds(void *arg)
@@ -1874,6 +1874,42 @@ static void hostile_shared_child(void *arg)
 	}
 }
 
+/* A node must not be merged with itself, from either side. */
+static void hostile_own_neighbour(void *arg)
+{
+	u32 side, count;
+	size_t at;
+
+	(void)arg;
+	for (side = CRAFT_FIRST; side <= CRAFT_LAST; side++) {
+		struct craft c = { .block_size = 1024,
+				   .depth = 2,
+				   .side = side,
+				   .path = { 20, 3 },
+				   .near = { 20 } };
+		/* the neighbour that is asked first */
+		u32 other = side ? side - 1 : 1;
+
+		at = tree_craft(&x, &c, &count);
+		itree_close(&x.t);
+		x.open = false;
+		mem_end_op(&x.d, 0, 0);
+		put(0, 56 + 12 * other, 4, get(0, 56 + 12 * side, 4));
+		/* its keys are within these bounds, too */
+		if (side == CRAFT_FIRST)
+			put(0, 48 + 12 * 1, 4, 0xffff);
+		if (side == CRAFT_FIRST)
+			put(0, 48 + 12 * 2, 4, 0xffff);
+		if (side == CRAFT_LAST)
+			put(0, 48 + 12 * 1, 4, 0);
+		tree_open(&x, ROOMY);
+		CHECK_EQ(itree_delete(&x.t, x.m.key[at + 5]), -ITREE_CORRUPT);
+		CHECK(!strcmp(x.t.why, "two entries for one child"));
+		tree_end_op(&x);
+		tree_close(&x);
+	}
+}
+
 /* The same across two parents, where only the block's own head can tell. */
 static void hostile_freed_child(void *arg)
 {
@@ -2018,6 +2054,7 @@ static const struct {
 	{ "hostile number of keys", hostile_key_total },
 	{ "hostile node on the way", hostile_on_the_way },
 	{ "hostile child shared", hostile_shared_child },
+	{ "hostile neighbour is the node", hostile_own_neighbour },
 	{ "hostile child shared and freed", hostile_freed_child },
 	/* those that take long */
 	{ "hostile, random damage", hostile_random },
