@@ -364,7 +364,7 @@ static int load_tree(handle_t *handle, struct inode *dir, struct gather *g)
 	if (ext4_journal_extend(handle, 2 * blocks + 32, 0))
 		return -EAGAIN;
 	if (percpu_counter_compare(&EXT4_SB(dir->i_sb)->s_freeclusters_counter,
-				   4 * blocks + 128) < 0)
+				   2 * blocks + 32) < 0)
 		return -ENOSPC;
 	err = ext4_itree_format(&et, handle, dir, blocks,
 				g->visit.hash_version);
