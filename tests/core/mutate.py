@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Break the core in many ways and see whether the suite notices.
 
-usage: mutate.py CORE_DIRECTORY BUILD_DIRECTORY [part of a mutation's name]
+usage: mutate.py CORE_DIRECTORY BUILD_DIRECTORY [part of a mutation's name ...]
 
 Each mutation is one edit to a copy of the core.  The unit, fault and model
 tests run on it, and, if these pass, the fuzzer for a while.  Ends with
@@ -472,7 +472,7 @@ class Suite:
 def main():
     if len(sys.argv) < 3:
         sys.exit(__doc__)
-    only = sys.argv[3] if len(sys.argv) > 3 else ""
+    only = sys.argv[3:] or [""]
     suite = Suite(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve())
     killed, survived, stale = 0, 0, 0
 
@@ -482,7 +482,7 @@ def main():
             return name, None
         return name, suite.mutant(number, file, old, new) or ""
 
-    numbers = [n for n, m in enumerate(MUTATIONS) if only in m[0]]
+    numbers = [n for n, m in enumerate(MUTATIONS) if any(o in m[0] for o in only)]
     with ThreadPoolExecutor(JOBS) as pool:
         for name, why in pool.map(judge, numbers):
             if why is None:
