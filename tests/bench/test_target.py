@@ -4,6 +4,7 @@
 import json
 import os
 import subprocess
+import time
 
 import lab
 import pytest
@@ -49,12 +50,23 @@ def test_the_recorder_sees_every_request(tmp_path, monkeypatch):
     assert sum(r.sectors for r in written) == 4 * 64
 
 
+@needs_mke2fs
+def test_images_are_told_apart_by_what_mke2fs_makes(tmp_path, monkeypatch):
+    monkeypatch.setenv("ITREE_CACHE", str(tmp_path))
+    stock = lab.mkfs_identity("ext4")
+    # the clock is no part of it
+    time.sleep(1.1)
+    assert lab.mkfs_identity("ext4") == stock
+    assert lab.mkfs_identity("itree") != stock
+
+
 @pytest.fixture(scope="module")
 def figures(tmp_path_factory):
     """One run of bench/peers for stock ext4 and itree."""
     out = tmp_path_factory.mktemp("peers")
     command = [str(lab.ROOT / "bench" / "peers"), "--fs", "ext4,itree", "--what", "create,lstat,rm"]
     command += ["--fill", os.environ.get("ITREE_BENCH_FILL", "clean"), "--count", str(COUNT), "--out", str(out)]
+    command += ["--jobs", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
     assert done.returncode == 0, done.stderr
     print(done.stdout)
