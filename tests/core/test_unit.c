@@ -603,6 +603,25 @@ static void collapse(void *arg)
 	CHECK_EQ(info.depth, 1);
 	tree_check(&x);
 	tree_close(&x);
+
+	/* the same when the last but one child is merged in that call */
+	for (i = 0; i < 4; i++) {
+		struct craft c = { .block_size = 1024,
+				   .depth = 2,
+				   .side = i & 1 ? CRAFT_LAST : CRAFT_FIRST,
+				   .path = { 125 / 4, 2 } };
+		u32 count;
+		size_t at;
+
+		c.near[0] = room - (125 / 4 - 1) + i / 2;
+		at = tree_craft(&x, &c, &count);
+		tree_delete(&x, x.m.key[at]);
+		itree_get_info(&x.t, &info);
+		CHECK_EQ(info.keys, room + i / 2);
+		CHECK_EQ(info.depth, i < 2 ? 1 : 2);
+		tree_check(&x);
+		tree_close(&x);
+	}
 }
 
 /* The only child may be any of those at hand, or one not yet read. */
