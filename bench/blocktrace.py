@@ -21,6 +21,7 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import model
@@ -37,14 +38,14 @@ class TraceError(Exception):
     """The recording cannot be trusted."""
 
 
-def parse(text: str) -> list[model.Request]:
+def parse(lines: Iterable[str]) -> list[model.Request]:
     """Requests of a drained trace_pipe. A lost event is an error."""
     requests = []
     first = None
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        found = LINE.search(line)
+        found = LINE.search(line.rstrip("\n"))
         if not found:
             raise TraceError(f"line {number} of the trace: {line.strip()!r}")
         stamp = float(found[1])
@@ -125,7 +126,8 @@ class Recorder:
                 return
             self.out.write(data)
 
-    def stop(self) -> list[model.Request]:
+    def stop(self) -> dict[str, object]:
+        """What convert() needs to know beside the raw trace."""
         for _ in range(100):
             self.after = disk_stat(self.disk)
             if not self.after["in_flight"]:
@@ -142,11 +144,7 @@ class Recorder:
             if int(told["entries"]):
                 raise TraceError(f"{stats.parent.name}: events left in the buffer")
             read += int(told["read events"])
-        requests = parse(self.raw.read_text())
-        if read != len(requests):
-            raise TraceError(f"{read} events read, {len(requests)} lines parsed")
-        check_against_disk(requests, self.before, self.after)
-        return requests
+        return {"events": read, "before": self.before, "after": self.after}
 
     def close(self) -> None:
         with contextlib.suppress(OSError, AttributeError):
@@ -160,12 +158,11 @@ class Recorder:
             self.dir.rmdir()
 
 
-def record(command: list[str], disk: str, trace: Path, output: Path, timeout: float) -> dict[str, object]:
-    """Run a command with its disk's requests recorded; its output goes to a file.
+def record(command: list[str], disk: str, raw: Path, output: Path, timeout: float) -> dict[str, object]:
+    """Run a command with its disk's requests recorded to a raw trace; its output goes to a file.
 
     Raises TraceError if an event was lost and TimeoutError if it takes too long.
     """
-    raw = trace.with_suffix(".raw")
     recorder = Recorder(disk, raw)
     process = None
     try:
@@ -176,17 +173,29 @@ def record(command: list[str], disk: str, trace: Path, output: Path, timeout: fl
             while process.poll() is None:
                 if time.monotonic() - begin > timeout:
                     raise TimeoutError(f"{command[0]}: not done in {timeout:.0f} s")
-                recorder.drain(0.05)
+                recorder.drain(0.1)
         wall = time.monotonic() - begin
-        requests = recorder.stop()
-        model.write_trace(trace, requests)
-        return {"status": process.returncode, "wall": wall, "requests": len(requests)}
+        return {"status": process.returncode, "wall": wall, "recorded": recorder.stop()}
     finally:
         if process is not None and process.poll() is None:
             process.kill()
             process.wait()
         recorder.close()
-        raw.unlink(missing_ok=True)
+
+
+def convert(raw: Path, trace: Path, recorded: dict) -> list[model.Request]:
+    """Check a raw trace, write it in the compact form and remove it.
+
+    Apart from record() because a small, slow guest is no place to parse in.
+    """
+    with open(raw) as lines:
+        requests = parse(lines)
+    if recorded["events"] != len(requests):
+        raise TraceError(f"{recorded['events']} events read, {len(requests)} lines parsed")
+    check_against_disk(requests, recorded["before"], recorded["after"])
+    model.write_trace(trace, requests)
+    raw.unlink()
+    return requests
 
 
 def main() -> int:
@@ -198,7 +207,9 @@ def main() -> int:
     parser.add_argument("command", nargs="+")
     args = parser.parse_args()
     try:
-        told = record(args.command, args.disk, args.trace, args.output, args.timeout)
+        raw = args.trace.with_suffix(".raw")
+        told = record(args.command, args.disk, raw, args.output, args.timeout)
+        convert(raw, args.trace, told["recorded"])
     except (TraceError, TimeoutError, OSError) as error:
         print(f"blocktrace: {error}", file=sys.stderr)
         return 1

@@ -100,8 +100,8 @@ def carry_out(disk: Disk, step: dict, share: Path) -> dict:
     commits = disk.commits()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     if step["trace"]:
-        trace = share / f"{step['name']}.trace.gz"
-        told |= blocktrace.record(command, disk.name, trace, output, step["timeout"])
+        raw = share / f"{step['name']}.trace.raw"
+        told |= blocktrace.record(command, disk.name, raw, output, step["timeout"])
     else:
         begin = time.monotonic()
         with open(output, "wb") as out:

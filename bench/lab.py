@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import blocktrace
 import model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -346,6 +347,13 @@ def read_report(share: Path) -> Report:
     facts = json.loads((share / "result.json").read_text())
     if not facts.get("done"):
         raise LabError(f"the guest did not finish its steps; see {share}")
+    for step in facts["steps"]:
+        raw = share / f"{step['name']}.trace.raw"
+        if "recorded" in step and raw.exists():
+            try:
+                blocktrace.convert(raw, share / f"{step['name']}.trace.gz", step["recorded"])
+            except blocktrace.TraceError as error:
+                raise LabError(f"{step['name']}: {error}") from error
     return Report(share, facts, {s["name"]: s for s in facts["steps"]})
 
 

@@ -2,6 +2,7 @@
 """The recorder's parser and its checks; no kernel needed."""
 
 import blocktrace
+import model
 import pytest
 from blocktrace import TraceError
 from model import Request
@@ -25,7 +26,7 @@ def stat(reads=0, read_sectors=0, written_sectors=0, in_flight=0):
 
 
 def test_lines_of_the_event():
-    assert blocktrace.parse(LINES) == [
+    assert blocktrace.parse(LINES.splitlines()) == [
         Request(0.0, "R", 64, 8, "ls"),
         Request(pytest.approx(0.4999), "WS", 1000, 16, "kworker/0:1H"),
         Request(pytest.approx(0.9999), "FF", 0, 0, "jbd2/vda-8"),
@@ -35,16 +36,16 @@ def test_lines_of_the_event():
 
 def test_lost_events_are_an_error():
     with pytest.raises(TraceError, match="line 1"):
-        blocktrace.parse("CPU:1 [LOST 17 EVENTS]\n" + LINES)
+        blocktrace.parse(["CPU:1 [LOST 17 EVENTS]", *LINES.splitlines()])
 
 
 def test_torn_line_is_an_error():
     with pytest.raises(TraceError):
-        blocktrace.parse(LINES[:-20])
+        blocktrace.parse(LINES[:-20].splitlines())
 
 
 def test_the_disk_agrees():
-    requests = blocktrace.parse(LINES)
+    requests = blocktrace.parse(LINES.splitlines())
     before = stat(10, 100, 50)
     blocktrace.check_against_disk(requests, before, stat(12, 364, 66))
 
@@ -55,4 +56,18 @@ def test_the_disk_agrees():
 )
 def test_the_disk_disagrees(after):
     with pytest.raises(TraceError):
-        blocktrace.check_against_disk(blocktrace.parse(LINES), stat(10, 100, 50), after)
+        blocktrace.check_against_disk(blocktrace.parse(LINES.splitlines()), stat(10, 100, 50), after)
+
+
+def test_convert_checks_and_writes(tmp_path):
+    raw, trace = tmp_path / "t.raw", tmp_path / "t.gz"
+    raw.write_text(LINES)
+    recorded = {"events": 4, "before": stat(10, 100, 50), "after": stat(12, 364, 66)}
+    with pytest.raises(TraceError, match="5 events read, 4 lines"):
+        blocktrace.convert(raw, trace, {**recorded, "events": 5})
+    with pytest.raises(TraceError, match="reads"):
+        blocktrace.convert(raw, trace, {**recorded, "after": stat(11, 364, 66)})
+    assert not trace.exists()
+    assert len(blocktrace.convert(raw, trace, recorded)) == 4
+    assert len(model.read_trace(trace)) == 4
+    assert not raw.exists()
