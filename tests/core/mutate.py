@@ -351,7 +351,6 @@ MUTATIONS = [
 
 # Not noticed, and why that is right.
 EQUIVALENT = {
-    "root allowed as child": "its level is wrong for a child, its magic for a free node",
     "verify: loop in free list not seen": "then the list is longer than counted",
 }
 
