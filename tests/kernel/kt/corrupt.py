@@ -133,7 +133,9 @@ def corrupt(g: Guest) -> None:
     g.t("lookup", "--dir", d, "--model", g.model())
     g.again("errors=continue")
     read()
-    # It works without a tree, and can go.
+    # It works without a tree, loops come to an end, and it can go.
+    for mode in ("create", "replace"):
+        g.t("loop", "--mode", mode, "--dir", d, "--model", g.model(), "--buf", 400)
     g.t("empty", "--dir", d, "--model", g.model(), "--m", 100)
     read()
 

@@ -31,9 +31,10 @@ def over(g: Guest) -> None:
         g.want_tree(g.path())
     stats = g.t(
         "over", "--dir", g.path(), "--aux", g.path("pool"), "--model", g.model(),
-        "--n", rounds, "--seed", g.p["seed"], *g.order, timeout=600,
+        "--n", rounds, "--m", g.p.get("moves", 3), "--seed", g.p["seed"], *g.order, timeout=600,
     )  # fmt: skip
     g.want(stats.get("moved_lower", 0) >= rounds // 2, f"too few moves to a lower inode: {stats}")
+    g.want(stats.get("whiteouts", 0) >= rounds // 16, f"too few whiteouts: {stats}")
     g.want(stats.get("exchanged", 0) >= rounds // 8, f"too few exchanges: {stats}")
     g.want(stats.get("moved_above_end", 0) > 0, f"no move above the scan's end: {stats}")
     g.listing()
@@ -51,6 +52,7 @@ def _over(id_, seed, n, rounds, bs, cost, **more):
 _over("4k-1000", 1, 2000, 1000, 4096, 60)
 _over("1k-1000", 2, 700, 1000, 1024, 40)
 _over("1k-nojournal", 3, 700, 300, 1024, 15, features=BARE)
+_over("many-1k", 6, 3000, 25, 1024, 20, moves=2500)
 _over("small-4k", 4, 40, 400, 4096, 10, tree=False)
 _over("small-htree-4k", 5, 300, 300, 4096, 10, tree=False)
 
@@ -176,7 +178,7 @@ def morph(g: Guest) -> None:
     g.mount()
     seed = 0
     for mode, first, more in (
-        ("grow", 2, 1500), ("grow", 20, 1500), ("grow", 60, 1500), ("grow", 400, 1500), ("grow", 2500, 2500),
+        ("grow", 2, 5000), ("grow", 20, 1500), ("grow", 60, 1500), ("grow", 400, 1500), ("grow", 2500, 2500),
         ("shrink", 60, 0), ("shrink", 400, 0), ("shrink", 2500, 0),
         ("wave", 10, 1500), ("wave", 300, 1500), ("wave", 1500, 1500),
     ):  # fmt: skip

@@ -44,7 +44,7 @@ struct over {
 	int n;
 	struct rng rng;
 	struct opts *o;
-	u64 lower, higher, exchanged, queued_gone, twice, names;
+	u64 lower, higher, exchanged, queued_gone, whiteouts, twice, names;
 };
 
 /* Read up to n entries with reader k. */
@@ -121,8 +121,17 @@ static void note(struct over *t, struct ent *a, u64 ino, u64 end)
 	a->kind = MOVED;
 }
 
+static void swap_types(struct ent *a, struct ent *b)
+{
+	u8 type = a->type;
+
+	a->type = b->type;
+	b->type = type;
+}
+
 static void move_one(struct over *t, u64 end)
 {
+	u8 type;
 	struct ent *a = pick_seen(t, false);
 	struct ent *b = pick_seen(t, true);
 	struct ent *p;
@@ -131,13 +140,14 @@ static void move_one(struct over *t, u64 end)
 
 	if (!a)
 		return;
-	switch (below(&t->rng, 7)) {
+	switch (below(&t->rng, 8)) {
 	case 0: /* by a name behind, in this directory */
 		if (!b)
 			return;
 		if (rename2(t->fd, b->name, t->fd, a->name, 0))
 			die("rename over");
 		note(t, a, b->ino, end);
+		a->type = b->type;
 		model_del(t->m, b);
 		return;
 	case 1: /* by a file from elsewhere: lowest or highest inode */
@@ -148,6 +158,7 @@ static void move_one(struct over *t, u64 end)
 		if (rename2(t->aux, p->name, t->fd, a->name, 0))
 			die("rename over from the pool");
 		note(t, a, p->ino, end);
+		a->type = p->type;
 		model_del(t->pool, p);
 		return;
 	case 3: /* exchanged with a name behind */
@@ -159,6 +170,7 @@ static void move_one(struct over *t, u64 end)
 		note(t, a, b->ino, end);
 		b->ino = ino;
 		b->kind = MOVED;
+		swap_types(a, b);
 		t->exchanged++;
 		return;
 	case 4: /* exchanged with a name elsewhere */
@@ -170,6 +182,7 @@ static void move_one(struct over *t, u64 end)
 		ino = a->ino;
 		note(t, a, p->ino, end);
 		p->ino = ino;
+		swap_types(a, p);
 		t->exchanged++;
 		return;
 	case 5: /* as editors and rsync do: write a new file, rename it over */
@@ -179,12 +192,24 @@ static void move_one(struct over *t, u64 end)
 		if (rename2(t->fd, spare, t->fd, a->name, 0))
 			die("rename over");
 		note(t, a, ino, end);
+		a->type = DT_REG;
+		return;
+	case 6: /* renamed, a whiteout in its place */
+		fresh_name(t->m, &t->rng, t->o->style, spare);
+		if (rename2(t->fd, a->name, t->fd, spare, RENAME_WHITEOUT))
+			die("whiteout");
+		p = model_add(t->m, spare, a->ino, a->type);
+		p->kind = FRESH;
+		note(t, a, ino_at(t->fd, a->name), end);
+		a->type = DT_CHR;
+		t->whiteouts++;
 		return;
 	default: /* moved behind, then gone or moved on */
 		if (!b)
 			return;
 		if (rename2(t->fd, b->name, t->fd, a->name, 0))
 			die("rename over");
+		type = b->type;
 		model_del(t->m, b);
 		t->queued_gone++;
 		if (chance(&t->rng, 50)) {
@@ -198,7 +223,7 @@ static void move_one(struct over *t, u64 end)
 		if (rename2(t->fd, a->name, t->fd, spare, 0))
 			die("rename");
 		model_del(t->m, a);
-		model_add(t->m, spare, ino, DT_REG)->kind = FRESH;
+		model_add(t->m, spare, ino, type)->kind = FRESH;
 	}
 }
 
@@ -234,8 +259,8 @@ static void top_up(struct over *t, u32 names, u32 pool)
 }
 
 /*
- * --n rounds over --dir, with a pool of other files in --aux. Regular files
- * only.
+ * --n rounds over --dir, with a pool of other files in --aux. Up to --m moves
+ * a round (3). Regular files only.
  */
 int cmd_over(struct opts *o)
 {
@@ -273,7 +298,7 @@ int cmd_over(struct opts *o)
 			t.done[k] = false;
 			advance(&t, k, below(&t.rng, names + 2));
 		}
-		for (u32 i = 1 + below(&t.rng, 3); i; i--) {
+		for (u32 i = 1 + below(&t.rng, o->m ?: 3); i; i--) {
 			move_one(&t, end);
 			if (chance(&t.rng, 30))
 				advance(&t, 0, below(&t.rng, 20));
@@ -307,6 +332,7 @@ int cmd_over(struct opts *o)
 	stat_num("moved_above_end", t.higher);
 	stat_num("exchanged", t.exchanged);
 	stat_num("queued_then_gone", t.queued_gone);
+	stat_num("whiteouts", t.whiteouts);
 	stat_num("returned_again", t.twice);
 	stat_num("names", t.names);
 	return 0;
