@@ -277,6 +277,7 @@ class Step:
     title: str = ""
     trace: bool = True
     cold: bool = True
+    may_fail: bool = False
     timeout: float = 1800
 
     def as_dict(self) -> dict:
@@ -311,7 +312,13 @@ class Report:
 
 
 def run_guest(
-    volumes: list[tuple[Path, str]], steps: list[Step], share: Path, memory: str, timeout: float, cpus: int = 2
+    volumes: list[tuple[Path, str]],
+    steps: list[Step],
+    share: Path,
+    memory: str,
+    timeout: float,
+    cpus: int = 2,
+    allow: tuple[str, ...] = (),
 ) -> Report:
     """Boot the kernel under test and carry out the steps on (image, file system)s."""
     import vm  # tests/vm
@@ -334,6 +341,7 @@ def run_guest(
             timeout=timeout,
             log=share / "kernel.log",
             cwd=str(share),
+            allow=allow,
             stream=True,
         )
     except vm.VMError as error:

@@ -127,6 +127,8 @@ def test_tables_of_peers():
     row = {"fs": "ext4", "fill": "clean", "what": "rm", "tree": "", **figures(10, 5)}
     text = peers.read_table([row])
     assert text.splitlines()[2].split()[:4] == ["ext4", "clean:", "rm", "10"]
+    assert "did not finish" not in text
+    assert "rm (did not finish)" in peers.read_table([{**row, "status": 137}])
     created = {"seconds_synced": 10.0, "user_seconds": 1.0, "system_seconds": 7.0}
     stock = {**row, "what": "create", "created": created, "journal_blocks": 1000}
     itree = {**stock, "fs": "itree", "journal_blocks": 1020, "created": {**created, "seconds_synced": 11.0}}
