@@ -18,6 +18,7 @@ def pytest_addoption(parser):
     group.addoption("--kernel-image", default=str(REPO / "build/kernel/bzImage"), help="the kernel under test")
     group.addoption("--without-itree", action="store_true", help="file systems without the feature: tests must fail")
     group.addoption("--plain", action="store_true", help="tests of the tests: a stock kernel, no order or trees wanted")
+    group.addoption("--kernel-append", action="append", default=[], help="kernel parameter, may repeat")
     group.addoption("--machines", type=int, default=2, help="virtual machines at a time")
     group.addoption("--keep-images", action="store_true", help="keep all images in build/tests/kernel")
 
@@ -48,6 +49,7 @@ def pytest_collection_finish(session):
         jobs=opt.machines,
         keep=opt.keep_images,
         plain=opt.plain,
+        append=opt.kernel_append,
     )
 
 

@@ -71,11 +71,14 @@ def digest(path: pathlib.Path) -> str:
 class Runner:
     """Starts at once in the background; `outcome` waits for one result."""
 
-    def __init__(self, results: list[str], kernel: pathlib.Path, itree: bool, jobs: int, keep: bool, plain: bool):
+    def __init__(
+        self, results: list[str], kernel: pathlib.Path, itree: bool, jobs: int, keep: bool, plain: bool, append=()
+    ):
         self.kernel = kernel
         self.itree = itree
         self.keep = keep
         self.plain = plain
+        self.append = list(append)
         self.done: dict[str, Outcome] = {}
         self.cond = threading.Condition()
         self.locks: dict[str, threading.Lock] = {}
@@ -272,6 +275,7 @@ class Runner:
             shares=[at],
             timeout=120 + sum(c.limit for c in ready),
             allow=[".*"],
+            append=self.append,
             log=at / f"kernel-{ready[0].id}.log",
             env={"PYTHONDONTWRITEBYTECODE": "1"},
         )

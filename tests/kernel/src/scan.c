@@ -32,6 +32,12 @@ static struct ent *create_new(int fd, struct model *m, struct rng *r,
 	return model_add(m, name, ino_at(fd, name), DT_REG);
 }
 
+static void forget(struct model *m)
+{
+	for (u32 i = 0; i < m->n; i++)
+		memset(m->all[i]->seen, 0, sizeof(m->all[i]->seen));
+}
+
 /* ---- names moved from ahead of a scan to behind it ---- */
 
 enum { KEPT, MOVED, FRESH };
@@ -44,7 +50,8 @@ struct over {
 	int n;
 	struct rng rng;
 	struct opts *o;
-	u64 lower, higher, exchanged, queued_gone, whiteouts, twice, names;
+	u64 lower, higher, exchanged, queued_gone, whiteouts, rewound, twice,
+		names;
 };
 
 /* Read up to n entries with reader k. */
@@ -303,6 +310,17 @@ int cmd_over(struct opts *o)
 			if (chance(&t.rng, 30))
 				advance(&t, 0, below(&t.rng, 20));
 		}
+		/* rewinddir half way: from here on everything once. */
+		if (chance(&t.rng, 8)) {
+			forget(t.m);
+			for (u32 i = 0; i < t.m->n; i++)
+				t.m->all[i]->kind = KEPT;
+			for (int k = 0; k < t.n; k++) {
+				reader_seek(&t.rd[k], 0, SEEK_SET);
+				t.done[k] = false;
+			}
+			t.rewound++;
+		}
 		for (int k = 0; k < t.n; k++)
 			advance(&t, k, ~0U);
 		judge(&t, round);
@@ -333,6 +351,7 @@ int cmd_over(struct opts *o)
 	stat_num("exchanged", t.exchanged);
 	stat_num("queued_then_gone", t.queued_gone);
 	stat_num("whiteouts", t.whiteouts);
+	stat_num("rewound", t.rewound);
 	stat_num("returned_again", t.twice);
 	stat_num("names", t.names);
 	return 0;
@@ -587,12 +606,6 @@ static u32 drain(struct reader *r, struct model *m, int slot)
 	if (got < 0)
 		bad("getdents: %s", strerror(-got));
 	return n;
-}
-
-static void forget(struct model *m)
-{
-	for (u32 i = 0; i < m->n; i++)
-		memset(m->all[i]->seen, 0, sizeof(m->all[i]->seen));
 }
 
 static void once(struct model *m, int slots, const char *what)
