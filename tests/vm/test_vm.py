@@ -164,6 +164,7 @@ def plain(tmp_path_factory):
         log=tmp / "kernel.log",
         append=["itree_marker=1"],
         timeout=240,
+        kunit=True,
     )
     return res, tmp
 
@@ -208,7 +209,10 @@ def test_memory_cpus_and_parameters_reach_the_guest(plain):
 
 def test_kunit_of_the_boot_is_read(plain):
     res, _ = plain
-    assert any(c.suite == "ext4_inode_test" and c.status == "passed" for c in res.kunit)
+    passed = {(c.suite, c.name) for c in res.kunit if c.status == "passed"}
+    assert any(suite == "ext4_inode_test" for suite, _ in passed)
+    ours = {"itree_test_positions", "itree_test_core", "itree_test_hostile"}
+    assert ours == {name for suite, name in passed if suite == "ext4_itree_test"}
     assert not [c for c in res.kunit if c.status == "failed"]
 
 
