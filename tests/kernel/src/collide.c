@@ -15,7 +15,7 @@ static u32 rol(u32 x, int s)
 #define F(x, y, z) ((z) ^ ((x) & ((y) ^ (z))))
 #define G(x, y, z) (((x) & (y)) + (((x) ^ (y)) & (z)))
 #define H(x, y, z) ((x) ^ (y) ^ (z))
-#define ROUND(f, a, b, c, d, x, s) \
+#define ROUND(f, a, b, c, d, x, s)                                             \
 	((a) += f((b), (c), (d)) + (x), (a) = rol((a), (s)))
 
 static void half_md4(u32 buf[4], const u32 in[8])
@@ -60,8 +60,8 @@ static u32 dirhash(const u32 seed[4], const char *name, int len)
 	memcpy(buf, seed, sizeof(buf));
 	while (len > 0) {
 		u32 in[8];
-		u32 pad = len | (len << 8) | ((u32)len << 16) |
-			  ((u32)len << 24);
+		u32 pad =
+			len | (len << 8) | ((u32)len << 16) | ((u32)len << 24);
 		u32 val = pad;
 		int num = 8, at = 0, n = len > 32 ? 32 : len;
 
