@@ -51,7 +51,7 @@ def build_helper() -> pathlib.Path:
     if not HELPER.exists() or HELPER.stat().st_mtime < newest:
         BUILD.mkdir(parents=True, exist_ok=True)
         part = HELPER.with_suffix(f".{os.getpid()}")
-        cmd = ["gcc", "-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-static", "-o", part, *sources]
+        cmd = ["gcc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-static", "-o", part, *sources]
         res = subprocess.run(cmd, capture_output=True, text=True, check=False)
         if res.returncode:
             raise RuntimeError(f"itree-t does not compile:\n{res.stderr}")
