@@ -801,12 +801,17 @@ int cmd_morph(struct opts *o)
 			create_new(fd, m, &rng, o->style);
 	for (int k = 0; k < READERS; k++) {
 		struct item it;
-		u64 n = 0;
+		u64 n = 0, before = r[k].calls;
 		int got;
 
 		while ((got = reader_next(&r[k], &it)) > 0) {
 			struct ent *e = model_get(m, it.name, it.len);
 
+			/* What the kernel says now must be true now. */
+			if (r[k].calls > before && !is_dots(&it) &&
+			    (!e || e->ino != it.ino))
+				bad("scan %d: %s (inode %llu) is gone", k,
+				    show(it.name), (unsigned long long)it.ino);
 			if (e)
 				e->seen[k]++;
 			if (++n > 3 * (first + o->n) + 100) {
