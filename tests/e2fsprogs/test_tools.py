@@ -175,12 +175,70 @@ def test_a_changed_directory_has_no_stale_tree(image, commands):
         # Growing breaks the htree's idea of its blocks, with or without us.
         code, out = image.fsck("-fy")
         assert code in (0, 1) and "Itree" not in out, out
-    assert not image.has_segment() or image.has_tree()
-    if image.has_tree():
-        image.exact()
+    assert image.has_tree(), "the tree was not kept"
+    image.exact()
     image.clean()
     image.fsck("-fyD", ok=(0, 1))
     image.exact()
+    image.clean()
+
+
+def test_the_tree_follows_names_that_come(image):
+    """Enough of them to split leaves and htree blocks, and to move the root's free list."""
+    ino = image.inode("/file")[0]
+    blocks = int(image.stat()["Blocks"])
+    new = [f"new-{i * 7919 % 3000:05}-{'n' * (i % 150)}" for i in range(3000)]
+    image.change(*(f"ln /file /big/{name}" for name in new), f"sif /file links_count {1 + len(new)}")
+    image.exact()
+    image.clean()
+    assert len(image.names()) == FILES + len(new)
+    assert len(image.debugfs(f"itree_lookup /big {ino}").splitlines()) == len(new)
+    assert int(image.stat()["Blocks"]) > blocks, "nothing was split: the test tests too little"
+
+
+def test_the_tree_follows_names_that_go(image):
+    names = image.names()
+    gone = [name for i, (name, _) in enumerate(names) if i % 10]
+    image.debugfs(*(f"rm /big/{name}" for name in gone), write=True)
+    image.exact()
+    image.clean()
+    assert image.names() == [entry for i, entry in enumerate(names) if i % 10 == 0]
+    assert int(image.stat()["Free nodes"]) > 0, "nothing was merged: the test tests too little"
+    image.debugfs(*(f"rm /big/{name}" for name, _ in names[::10]), write=True)
+    assert image.keys() == [] and image.has_tree()
+    image.clean()
+
+
+def test_a_name_that_is_not_there(one):
+    keys = one.keys()
+    assert "No free space" in one.debugfs("unlink /big/nobody", write=True)
+    one.exact()
+    one.clean()
+    assert keys == one.keys()
+
+
+def test_a_broken_tree_is_given_up_not_the_name(one):
+    one.poke(0, 0, b"\0\0\0\0")
+    one.debugfs("ln /file /big/another", "sif /file links_count 2", write=True)
+    assert not one.has_tree() and not one.has_segment()
+    assert "another" in dict(one.names())
+    one.clean()
+
+
+def test_a_full_device(tmp_path, source):
+    """The name that finds no space for its key is there all the same; its directory goes without a tree."""
+    image = make(tmp_path / "fs.img", source, "itree,^has_journal", 1024, "8M", ["-m", "0"])
+    image.fsck("-fyD", ok=(0, 1))
+    free = int(re.search(r"Free blocks: +(\d+)", run("dumpe2fs", "-h", image.path)[1])[1])
+    image.debugfs("write /dev/null fill", f"fallocate /fill 0 {free - 1}", write=True)
+    names = [f"new-{i:05}" for i in range(3000)]
+    image.debugfs(*(f"ln /file /big/{name}" for name in names), write=True)
+    there = [name for name, _ in image.names() if name.startswith("new-")]
+    assert 0 < len(there) < 3000, "the device was not full: the test tests nothing"
+    image.change(f"sif /file links_count {1 + len(there)}")
+    assert image.has_tree() or not image.has_segment()
+    if image.has_tree():
+        image.exact()
     image.clean()
 
 

@@ -299,31 +299,46 @@ static errcode_t count_blocks(e2fsck_t ctx, ext2_ino_t dir, __u64 *bytes)
 	return retval;
 }
 
-/* Drops or builds, and tells quota of the difference. */
-static errcode_t change_tree(e2fsck_t ctx, ext2_ino_t dir,
-			     errcode_t (*change)(ext2_filsys fs, ext2_ino_t dir))
+/* Tells quota by how much a directory has changed from @before bytes. */
+static errcode_t account(e2fsck_t ctx, ext2_ino_t dir, __u64 before)
 {
 	struct ext2_inode_large	inode;
+	errcode_t		retval;
+	__u64			after;
+
+	retval = count_blocks(ctx, dir, &after);
+	if (!retval)
+		retval = ext2fs_read_inode_full(ctx->fs, dir,
+						EXT2_INODE(&inode),
+						sizeof(inode));
+	if (retval)
+		return retval;
+	if (after > before)
+		quota_data_add(ctx->qctx, &inode, dir, after - before);
+	else if (after < before)
+		quota_data_sub(ctx->qctx, &inode, dir, before - after);
+	return 0;
+}
+
+/* Drops the tree and its blocks, or builds one: from @keys, if any. */
+static errcode_t change_tree(e2fsck_t ctx, ext2_ino_t dir, int build,
+			     __u64 *keys, __u64 count)
+{
 	errcode_t		retval, retval2;
-	__u64			before, after;
+	__u64			before;
 
 	e2fsck_read_bitmaps(ctx);
 	retval = count_blocks(ctx, dir, &before);
 	if (retval)
 		return retval;
-	retval = change(ctx->fs, dir);
-	retval2 = count_blocks(ctx, dir, &after);
-	if (!retval2)
-		retval2 = ext2fs_read_inode_full(ctx->fs, dir,
-						 EXT2_INODE(&inode),
-						 sizeof(inode));
-	if (retval2)
-		return retval ? retval : retval2;
-	if (after > before)
-		quota_data_add(ctx->qctx, &inode, dir, after - before);
-	else if (after < before)
-		quota_data_sub(ctx->qctx, &inode, dir, before - after);
-	return retval;
+	if (!build)
+		retval = ext2fs_itree_drop(ctx->fs, dir);
+	else if (keys)
+		retval = ext2fs_itree_build_keys(ctx->fs, dir, keys, count);
+	else
+		retval = ext2fs_itree_build(ctx->fs, dir);
+	retval2 = account(ctx, dir, before);
+	return retval ? retval : retval2;
 }
 
 /*
@@ -342,23 +357,43 @@ errcode_t e2fsck_itree_drop(e2fsck_t ctx, ext2_ino_t dir)
 		return retval;
 	if (inode.i_flags & EXT4_ITREE_FL)
 		note_dir(ctx, dir, ITREE_DIR_DROP | ITREE_DIR_BUILD);
-	return change_tree(ctx, dir, ext2fs_itree_drop);
+	return change_tree(ctx, dir, 0, NULL, 0);
 }
 
-/* A directory has been packed: it may want a tree now. */
-void e2fsck_itree_rehashed(e2fsck_t ctx, ext2_ino_t dir)
+/* Shall a directory that is being packed into @blocks blocks have a tree? */
+int e2fsck_itree_wanted(e2fsck_t ctx, ext2_ino_t dir, __u64 blocks)
 {
-	struct ext2_inode	inode;
 	struct itree_dir	*it = e2fsck_itree_find(ctx, dir);
 
 	if (!ext2fs_has_feature_itree(ctx->fs->super) ||
-	    (ctx->options & E2F_OPT_NO) ||
+	    (ctx->options & E2F_OPT_NO))
+		return 0;
+	return (it && (it->state & ITREE_DIR_VERIFY)) ||
+		blocks >= ITREE_BUILD_BLOCKS;
+}
+
+/*
+ * A directory has been packed and written.  If it shall have a tree, its
+ * @count keys are known (or NULL for want of memory: then the directory is
+ * read again at the end of the pass).
+ */
+void e2fsck_itree_rehashed(e2fsck_t ctx, ext2_ino_t dir, __u64 blocks,
+			   __u64 *keys, __u64 count)
+{
+	struct ext2_inode	inode;
+	struct itree_dir	*it;
+
+	if (!e2fsck_itree_wanted(ctx, dir, blocks) ||
 	    ext2fs_read_inode(ctx->fs, dir, &inode) ||
 	    ext2fs_itree_check_dir(ctx->fs, dir, &inode))
 		return;
-	if ((it && (it->state & ITREE_DIR_VERIFY)) ||
-	    EXT2_I_SIZE(&inode) / ctx->fs->blocksize >= ITREE_BUILD_BLOCKS)
+	if (!keys || change_tree(ctx, dir, 1, keys, count)) {
 		note_dir(ctx, dir, ITREE_DIR_BUILD);
+		return;
+	}
+	it = e2fsck_itree_find(ctx, dir);
+	if (it)
+		it->state &= ~(ITREE_DIR_DROP | ITREE_DIR_BUILD);
 }
 
 /* Frees what nobody uses and makes new trees, as noted. */
@@ -383,15 +418,15 @@ void e2fsck_itree_rebuild(e2fsck_t ctx)
 		pctx.ino = pctx.dir = it->ino;
 		if (!ext2fs_test_inode_bitmap2(ctx->inode_dir_map, it->ino))
 			continue;
-		pctx.errcode = change_tree(ctx, it->ino, ext2fs_itree_drop);
+		pctx.errcode = change_tree(ctx, it->ino, 0, NULL, 0);
 		if (!pctx.errcode && (state & ITREE_DIR_BUILD)) {
 			pctx.errcode = ext2fs_read_inode(ctx->fs, it->ino,
 							 &inode);
 			/* Too small for an htree now?  Then it needs none. */
 			if (!pctx.errcode &&
 			    !ext2fs_itree_check_dir(ctx->fs, it->ino, &inode))
-				pctx.errcode = change_tree(ctx, it->ino,
-							   ext2fs_itree_build);
+				pctx.errcode = change_tree(ctx, it->ino, 1,
+							   NULL, 0);
 		}
 		if (pctx.errcode)
 			fix_problem(ctx, PR_3A_ITREE_BUILD, &pctx);

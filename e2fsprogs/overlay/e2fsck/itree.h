@@ -48,7 +48,9 @@ void e2fsck_itree_hash_entry(e2fsck_t ctx, struct itree_dir *it,
 			     struct ext2_dir_entry *dirent, int casefold);
 void e2fsck_itree_check_dirs(e2fsck_t ctx);
 errcode_t e2fsck_itree_drop(e2fsck_t ctx, ext2_ino_t dir);
-void e2fsck_itree_rehashed(e2fsck_t ctx, ext2_ino_t dir);
+int e2fsck_itree_wanted(e2fsck_t ctx, ext2_ino_t dir, __u64 blocks);
+void e2fsck_itree_rehashed(e2fsck_t ctx, ext2_ino_t dir, __u64 blocks,
+			   __u64 *keys, __u64 count);
 void e2fsck_itree_rebuild(e2fsck_t ctx);
 void e2fsck_itree_free(e2fsck_t ctx);
 

@@ -58,6 +58,14 @@ struct ext2fs_itree_hasher {
 	__u8		disk_version;	/* as in the htree's root */
 };
 
+/* A tree that waits for a change of its directory */
+struct ext2fs_itree_hold {
+	int		held;		/* the flag has been cleared */
+	int		change;		/* +1: add the key, -1: remove it */
+	__u64		key;
+	struct ext2fs_itree_hasher hasher;
+};
+
 /* A node as ext2fs_itree_walk_nodes() shows it */
 struct ext2fs_itree_node {
 	__u32		lblk;
@@ -106,6 +114,9 @@ errcode_t ext2fs_itree_hasher_init(ext2_filsys fs, ext2_ino_t dir,
 errcode_t ext2fs_itree_dirent_key(const struct ext2fs_itree_hasher *hasher,
 				  struct ext2_dir_entry *dirent,
 				  __u64 *key, int *has_key);
+errcode_t ext2fs_itree_name_key(const struct ext2fs_itree_hasher *hasher,
+				const char *name, int len, ext2_ino_t ino,
+				__u64 *key);
 __u64 ext2fs_itree_hash_key(__u64 key);
 
 /* Keys of the directory itself, summed as ext2fs_itree_verify() does */
@@ -113,9 +124,26 @@ errcode_t ext2fs_itree_sum_dir(ext2_filsys fs, ext2_ino_t dir,
 			       __u64 *keys, __u64 *hash);
 
 errcode_t ext2fs_itree_build(ext2_filsys fs, ext2_ino_t dir);
+errcode_t ext2fs_itree_build_keys(ext2_filsys fs, ext2_ino_t dir,
+				  __u64 *keys, __u64 count);
 errcode_t ext2fs_itree_drop(ext2_filsys fs, ext2_ino_t dir);
 errcode_t ext2fs_itree_forget(ext2_filsys fs, ext2_ino_t dir);
 errcode_t ext2fs_itree_drop_all(ext2_filsys fs, unsigned int *dropped);
+
+/* Changing an open tree; after an error it has to be dropped */
+errcode_t ext2fs_itree_insert(ext2fs_itree it, __u64 key);
+errcode_t ext2fs_itree_delete(ext2fs_itree it, __u64 key);
+
+/* Changing a directory together with its tree, a name at a time */
+errcode_t ext2fs_itree_suspend(ext2_filsys fs, ext2_ino_t dir,
+			       struct ext2fs_itree_hold *hold);
+errcode_t ext2fs_itree_hold_removal(struct ext2fs_itree_hold *hold,
+				    struct ext2_dir_entry *dirent);
+errcode_t ext2fs_itree_hold_addition(struct ext2fs_itree_hold *hold,
+				     const char *name, int len,
+				     ext2_ino_t ino);
+errcode_t ext2fs_itree_resume(ext2_filsys fs, ext2_ino_t dir,
+			      struct ext2fs_itree_hold *hold, errcode_t err);
 
 /* Rewrites a tree block's checksum; for debugfs and tests */
 errcode_t ext2fs_itree_block_csum_set(ext2_filsys fs, ext2_ino_t dir,
