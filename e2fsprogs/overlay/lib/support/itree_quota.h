@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * itree_quota.h --- quota after the itrees of a file system were dropped
+ */
+#ifndef SUPPORT_ITREE_QUOTA_H
+#define SUPPORT_ITREE_QUOTA_H
+
+errcode_t quota_rewrite_usage(ext2_filsys fs);
+
+#endif /* SUPPORT_ITREE_QUOTA_H */
