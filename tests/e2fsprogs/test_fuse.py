@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""fuse2fs lists in order of inode, and what it changes leaves the trees exact."""
+
+import contextlib
+import os
+import pathlib
+import subprocess
+import time
+
+import pytest
+from conftest import FILES, ROOT, tool
+
+pytestmark = pytest.mark.skipif(not (ROOT / "bin" / "fuse2fs").exists(), reason="fuse2fs was not built")
+
+
+@contextlib.contextmanager
+def mounted(image, where, *options):
+    if not os.path.exists("/dev/fuse"):
+        pytest.skip("this machine has no /dev/fuse")
+    where.mkdir(exist_ok=True)
+    argv = [tool("fuse2fs"), image.path, where, "-f", "-o", ",".join(["fakeroot", *options])]
+    proc = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        for _ in range(200):
+            if os.path.ismount(where) or proc.poll() is not None:
+                break
+            time.sleep(0.05)
+        assert os.path.ismount(where), f"fuse2fs did not mount:\n{proc.communicate(timeout=10)[0]}"
+        yield where
+    finally:
+        subprocess.run(["umount", where], check=False)
+        try:
+            proc.wait(timeout=60)
+        finally:
+            proc.kill()
+
+
+def test_lists_in_inode_order(image, tmp_path):
+    expected = dict(image.names())
+    with mounted(image, tmp_path / "mnt", "ro") as mnt:
+        found = [entry.name for entry in os.scandir(mnt / "big")]
+    assert sorted(found) == sorted(expected)
+    # The inode numbers that FUSE shows are its own.
+    inodes = [expected[name] for name in found]
+    assert inodes == sorted(inodes)
+    image.clean()
+
+
+def test_changes_keep_the_tree(image, tmp_path):
+    names = image.names()
+    with mounted(image, tmp_path / "mnt") as mnt:
+        big = mnt / "big"
+        for i in range(400):
+            (big / f"created-{i:04}-{'c' * (i % 120)}").write_text(str(i))
+        for name, _ in names[::4]:
+            (big / name).unlink()
+        for name, _ in names[1::40]:
+            (big / name).rename(big / f"{name}.renamed")
+        for name, _ in names[2::40]:
+            # Over an existing name: the entry gets another inode.
+            (big / "created-0000-").rename(big / name)
+            (big / "created-0000-").write_text("again")
+        (big / "folder").mkdir()
+        (big / "symlink").symlink_to("nowhere")
+        os.link(big / "created-0001-c", big / "linked")
+        pathlib.Path(big / names[3][0]).rename(mnt / "moved-out")
+        after = sorted(os.listdir(big))
+    assert len(after) > FILES // 2
+    assert image.has_tree()
+    image.exact()
+    image.clean()
+    assert [name for name, _ in image.names()] == after
