@@ -77,10 +77,7 @@ def pytest_generate_tests(metafunc):
     if group and "result" in metafunc.fixturenames:
         metafunc.parametrize(
             "result",
-            [
-                pytest.param(r, id=r, marks=_marks(r))
-                for r in registry.results_of(group)
-            ],
+            [pytest.param(r, id=r, marks=_marks(r)) for r in registry.results_of(group)],
         )
 
 
