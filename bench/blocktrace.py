@@ -3,11 +3,12 @@
 """Record the block requests that a command makes on one disk.
 
 Runs inside the guest, as root. Uses the block_rq_issue event in a tracing
-instance of its own; the text is drained to a file while the command runs, so
-the buffers stay small in a guest of 192 MiB. Three checks make a lost event
-an error and not a low figure: the buffers' own overrun counters, the number
-of events read against the number of lines parsed, and the disk's own counts
-of completed requests and sectors against the trace's.
+instance of its own; the buffers' pages are drained to a file while the command
+runs, so they stay small in a guest of 192 MiB, and are read later, outside.
+Three checks make a lost event an error and not a low figure: the buffers' own
+overrun counters, the number of events read against the number found in the
+pages, and the disk's own counts of completed requests and sectors against the
+trace's.
 """
 
 from __future__ import annotations
@@ -16,41 +17,43 @@ import argparse
 import contextlib
 import json
 import os
-import re
 import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import model
+import ringbuffer
 
 TRACING = Path("/sys/kernel/tracing")
 BUFFER_KIB = 2048
-CHUNK = 1 << 16
-
-# comm-pid [cpu] flags time: block_rq_issue: dev rwbs bytes (cmd) sector + n ioprio [comm]
-LINE = re.compile(r"\s(\d+\.\d+): block_rq_issue: (\d+),(\d+) (\S+) \d+ \(.*?\) (\d+) \+ (\d+) (?:\S+ )?\[(.*)\]$")
 
 
 class TraceError(Exception):
     """The recording cannot be trusted."""
 
 
-def parse(lines: Iterable[str]) -> list[model.Request]:
-    """Requests of a drained trace_pipe. A lost event is an error."""
+def parse(pages: bytes, layout: str) -> list[model.Request]:
+    """Requests in the pages of a ring buffer; @layout is the event's format file. A lost event is an error."""
     requests = []
-    first = None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        found = LINE.search(line.rstrip("\n"))
-        if not found:
-            raise TraceError(f"line {number} of the trace: {line.strip()!r}")
-        stamp = float(found[1])
-        first = stamp if first is None else first
-        requests.append(model.Request(stamp - first, found[4], int(found[5]), int(found[6]), found[7]))
+    try:
+        kind, fields = ringbuffer.fields_of(layout)
+        found = ringbuffer.events(pages)
+    except ringbuffer.RingBufferError as error:
+        raise TraceError(str(error)) from error
+    for stamp, data in found:
+        if ringbuffer.number(data, fields["common_type"]) != kind:
+            raise TraceError("the trace holds another event")
+        requests.append(
+            model.Request(
+                (stamp - found[0][0]) / 1e9,
+                ringbuffer.string(data, fields["rwbs"]),
+                ringbuffer.number(data, fields["sector"]),
+                ringbuffer.number(data, fields["nr_sector"]),
+                ringbuffer.string(data, fields["comm"]),
+            )
+        )
     return requests
 
 
@@ -84,12 +87,14 @@ def check_against_disk(requests: list[model.Request], before: dict[str, int], af
 
 
 class Recorder:
-    """A tracing instance that records one disk's requests to a text file."""
+    """A tracing instance that records one disk's requests to a file of pages."""
 
     def __init__(self, disk: str, raw: Path):
         self.disk = disk
         self.raw = raw
         self.dir = TRACING / "instances" / f"itree-{os.getpid()}"
+        self.pipes: list[int] = []
+        self.layout = ""
         self.before: dict[str, int] = {}
         self.after: dict[str, int] = {}
 
@@ -109,22 +114,20 @@ class Recorder:
         dev = (int(major) << 20) | int(minor)
         self.put("events/block/block_rq_issue/filter", f"dev == {dev}")
         self.put("events/block/block_rq_issue/enable", "1")
-        self.pipe = os.open(self.dir / "trace_pipe", os.O_RDONLY | os.O_NONBLOCK)
+        self.layout = (self.dir / "events/block/block_rq_issue/format").read_text()
+        for pipe in sorted(self.dir.glob("per_cpu/cpu*/trace_pipe_raw")):
+            self.pipes.append(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))
         self.out = open(self.raw, "wb", buffering=0)  # noqa: SIM115 - closed in close()
         self.before = disk_stat(self.disk)
         self.put("tracing_on", "1")
 
     def drain(self, wait: float) -> None:
         """Move what the buffers hold to the file; wait for more if empty."""
-        select.select([self.pipe], [], [], wait)
-        while True:
-            try:
-                data = os.read(self.pipe, CHUNK)
-            except BlockingIOError:
-                return
-            if not data:
-                return
-            self.out.write(data)
+        select.select(self.pipes, [], [], wait)
+        for pipe in self.pipes:
+            with contextlib.suppress(BlockingIOError):
+                while page := os.read(pipe, ringbuffer.PAGE):
+                    self.out.write(page.ljust(ringbuffer.PAGE, b"\0"))
 
     def stop(self) -> dict[str, object]:
         """What convert() needs to know beside the raw trace."""
@@ -144,11 +147,12 @@ class Recorder:
             if int(told["entries"]):
                 raise TraceError(f"{stats.parent.name}: events left in the buffer")
             read += int(told["read events"])
-        return {"events": read, "before": self.before, "after": self.after}
+        return {"events": read, "layout": self.layout, "before": self.before, "after": self.after}
 
     def close(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):
-            os.close(self.pipe)
+        for pipe in self.pipes:
+            os.close(pipe)
+        self.pipes = []
         with contextlib.suppress(OSError, AttributeError):
             self.out.close()
         with contextlib.suppress(OSError):
@@ -188,10 +192,9 @@ def convert(raw: Path, trace: Path, recorded: dict) -> list[model.Request]:
 
     Apart from record() because a small, slow guest is no place to parse in.
     """
-    with open(raw) as lines:
-        requests = parse(lines)
+    requests = parse(raw.read_bytes(), recorded["layout"])
     if recorded["events"] != len(requests):
-        raise TraceError(f"{recorded['events']} events read, {len(requests)} lines parsed")
+        raise TraceError(f"{recorded['events']} events read, {len(requests)} found in the pages")
     check_against_disk(requests, recorded["before"], recorded["after"])
     model.write_trace(trace, requests)
     raw.unlink()

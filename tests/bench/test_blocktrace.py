@@ -1,19 +1,72 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """The recorder's parser and its checks; no kernel needed."""
 
+import struct
+
 import blocktrace
 import model
 import pytest
 from blocktrace import TraceError
 from model import Request
 
-LINES = """\
-              ls-123     [001] .....    12.000100: block_rq_issue: 254,0 R 4096 () 64 + 8 none,0,0 [ls]
-    kworker/0:1H-77      [000] d..1.    12.500000: block_rq_issue: 254,0 WS 8192 () 1000 + 16 be,4,0 [kworker/0:1H]
-     jbd2/vda-8-50      [000] .....    13.000000: block_rq_issue: 254,0 FF 0 () 0 + 0 none,0,0 [jbd2/vda-8]
+LAYOUT = """\
+name: block_rq_issue
+ID: 1117
+format:
+\tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;
+\tfield:unsigned char common_flags;\toffset:2;\tsize:1;\tsigned:0;
+\tfield:int common_pid;\toffset:4;\tsize:4;\tsigned:1;
 
-         a b c-9       [000] .....    13.250100: block_rq_issue: 254,0 RA 131072 () 72 + 256 [a b c]
+\tfield:dev_t dev;\toffset:8;\tsize:4;\tsigned:0;
+\tfield:sector_t sector;\toffset:16;\tsize:8;\tsigned:0;
+\tfield:unsigned int nr_sector;\toffset:24;\tsize:4;\tsigned:0;
+\tfield:unsigned int bytes;\toffset:28;\tsize:4;\tsigned:0;
+\tfield:char rwbs[8];\toffset:34;\tsize:8;\tsigned:0;
+\tfield:char comm[16];\toffset:42;\tsize:16;\tsigned:0;
+\tfield:__data_loc char[] cmd;\toffset:60;\tsize:4;\tsigned:0;
+
+print fmt: "..."
 """
+SECOND = 10**9
+
+
+def event(delta, rwbs, sector, sectors, comm, kind=1117):
+    data = struct.pack("<HBxiIxxxxQIIH8s16sxxI", kind, 0, 7, 0xFE00000, sector, sectors, 0, 0, rwbs, comm, 0)
+    assert len(data) == 64 and delta < 1 << 27
+    return struct.pack("<I", delta << 5 | len(data) // 4) + data
+
+
+def long_event(delta, *what):
+    """The same with its length in a word of its own, as events longer than 112 bytes have it."""
+    body = event(0, *what)[4:] + bytes(64)
+    return struct.pack("<II", delta << 5, len(body) + 4) + body
+
+
+def extend(delta):
+    """A gap too long for the 27 bits of an event."""
+    return struct.pack("<II", (delta & (1 << 27) - 1) << 5 | 30, delta >> 27)
+
+
+def page(stamp, *parts, flags=0):
+    body = b"".join(parts)
+    return struct.pack("<QQ", stamp, len(body) | flags).ljust(16) + body.ljust(4080, b"\0")
+
+
+FIRST = page(
+    12 * SECOND,
+    event(100_000, b"R", 64, 8, b"ls"),
+    extend(SECOND - 100_000),
+    long_event(0, b"FF", 0, 0, b"jbd2/vda-8"),
+    struct.pack("<II", 0 << 5 | 29, 0),
+)
+OTHER_CPU = page(
+    12 * SECOND + SECOND // 2,
+    event(0, b"WS", 1000, 16, b"kworker/0:1H"),
+    struct.pack("<II", 5 << 5 | 29, 8) + bytes(4),
+    struct.pack("<II", (14 * SECOND & (1 << 27) - 1) << 5 | 31, 14 * SECOND >> 27),
+    event(7, b"RA", 72, 256, b"a b c"),
+)
+PAGES = OTHER_CPU + FIRST
 
 
 def stat(reads=0, read_sectors=0, written_sectors=0, in_flight=0):
@@ -25,27 +78,43 @@ def stat(reads=0, read_sectors=0, written_sectors=0, in_flight=0):
     }
 
 
-def test_lines_of_the_event():
-    assert blocktrace.parse(LINES.splitlines()) == [
+def test_events_of_all_pages_in_order_of_time():
+    assert blocktrace.parse(PAGES, LAYOUT) == [
         Request(0.0, "R", 64, 8, "ls"),
         Request(pytest.approx(0.4999), "WS", 1000, 16, "kworker/0:1H"),
         Request(pytest.approx(0.9999), "FF", 0, 0, "jbd2/vda-8"),
-        Request(pytest.approx(1.25), "RA", 72, 256, "a b c"),
+        Request(pytest.approx(1.9999), "RA", 72, 256, "a b c"),
     ]
 
 
 def test_lost_events_are_an_error():
-    with pytest.raises(TraceError, match="line 1"):
-        blocktrace.parse(["CPU:1 [LOST 17 EVENTS]", *LINES.splitlines()])
+    lost = page(0, event(0, b"R", 64, 8, b"ls"), flags=1 << 31)
+    with pytest.raises(TraceError, match="lost"):
+        blocktrace.parse(PAGES + lost, LAYOUT)
 
 
-def test_torn_line_is_an_error():
-    with pytest.raises(TraceError):
-        blocktrace.parse(LINES[:-20].splitlines())
+@pytest.mark.parametrize(
+    "pages, match",
+    [
+        (PAGES[:-20], "whole pages"),
+        (struct.pack("<QQ", 0, 5000).ljust(4096, b"\0"), "torn"),
+        (page(0, event(0, b"R", 64, 8, b"ls")[:-8]), "leaves its page"),
+        (page(0, event(0, b"R", 64, 8, b"ls", kind=9)), "another event"),
+        (page(0, struct.pack("<II", 0, 2)), "leaves its page"),
+    ],
+)
+def test_what_is_no_trace_is_an_error(pages, match):
+    with pytest.raises(TraceError, match=match):
+        blocktrace.parse(pages, LAYOUT)
+
+
+def test_an_unknown_layout_is_an_error():
+    with pytest.raises(TraceError, match="format"):
+        blocktrace.parse(PAGES, "nothing")
 
 
 def test_the_disk_agrees():
-    requests = blocktrace.parse(LINES.splitlines())
+    requests = blocktrace.parse(PAGES, LAYOUT)
     before = stat(10, 100, 50)
     blocktrace.check_against_disk(requests, before, stat(12, 364, 66))
 
@@ -56,14 +125,14 @@ def test_the_disk_agrees():
 )
 def test_the_disk_disagrees(after):
     with pytest.raises(TraceError):
-        blocktrace.check_against_disk(blocktrace.parse(LINES.splitlines()), stat(10, 100, 50), after)
+        blocktrace.check_against_disk(blocktrace.parse(PAGES, LAYOUT), stat(10, 100, 50), after)
 
 
 def test_convert_checks_and_writes(tmp_path):
     raw, trace = tmp_path / "t.raw", tmp_path / "t.gz"
-    raw.write_text(LINES)
-    recorded = {"events": 4, "before": stat(10, 100, 50), "after": stat(12, 364, 66)}
-    with pytest.raises(TraceError, match="5 events read, 4 lines"):
+    raw.write_bytes(PAGES)
+    recorded = {"events": 4, "layout": LAYOUT, "before": stat(10, 100, 50), "after": stat(12, 364, 66)}
+    with pytest.raises(TraceError, match="5 events read, 4 found"):
         blocktrace.convert(raw, trace, {**recorded, "events": 5})
     with pytest.raises(TraceError, match="reads"):
         blocktrace.convert(raw, trace, {**recorded, "after": stat(11, 364, 66)})
