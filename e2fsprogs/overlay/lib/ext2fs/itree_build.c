@@ -10,6 +10,8 @@
 
 #include "itreeP.h"
 
+#define GUESS_MAX	(1U << 20)	/* names to make room for at first */
+
 static int cmp_keys(const void *a, const void *b)
 {
 	__u64	x = *(const __u64 *) a, y = *(const __u64 *) b;
@@ -110,7 +112,10 @@ errcode_t ext2fs_itree_build(ext2_filsys fs, ext2_ino_t dir)
 	if (retval)
 		return retval;
 	memset(&g, 0, sizeof(g));
+	/* A first guess: a damaged i_size must not ask for all memory */
 	g.room = EXT2_I_SIZE(&it->inode) / 24 + 16;
+	if (g.room > GUESS_MAX)
+		g.room = GUESS_MAX;
 	retval = ext2fs_get_array(g.room, sizeof(__u64), &g.keys);
 	if (!retval)
 		retval = itree_gather_dir(fs, dir, &it->inode, &g);
