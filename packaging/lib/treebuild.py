@@ -269,9 +269,7 @@ class Tree:
 
     def _apply(self, patch, scratch, release, touched):
         argv = ["patch", "-p1", "--batch", "--forward", "--fuzz=0", "--no-backup-if-mismatch", "-i", str(patch)]
-        res = subprocess.run(
-            argv, cwd=scratch, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-        )
+        res = subprocess.run(argv, cwd=scratch, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if res.returncode:
             rejects = "".join(
                 f"\n--- {rel}.rej\n" + "\n".join((scratch / (rel + ".rej")).read_text().splitlines()[:40])

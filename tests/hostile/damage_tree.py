@@ -182,8 +182,14 @@ def root(disk, target, rng):
     node.lblk, node.block = SEG, target.nodes(node.ino)[SEG]
     node.data = bytearray(disk.block(node.block))
     at, fmt, name = rng.choice(
-        ((0, "<Q", "keys"), (8, "<I", "blocks"), (12, "<I", "free head"), (16, "<I", "free count"),
-         (20, "<B", "hash version"), (21, "<B", "reserved"))  # fmt: skip
+        (
+            (0, "<Q", "keys"),
+            (8, "<I", "blocks"),
+            (12, "<I", "free head"),
+            (16, "<I", "free count"),
+            (20, "<B", "hash version"),
+            (21, "<B", "reserved"),
+        )  # fmt: skip
     )
     old = struct.unpack_from(fmt, node.data, NODE_HEAD + at)[0]
     value = rng.choice((old + 1, old - 1, 0, SEG, SEG + 1, rng.choice(list(node.all)), *INTERESTING, 1 << 63))

@@ -125,10 +125,7 @@ class Result:
             if len(self.problems) > 20:
                 out.append(f"    ... and {len(self.problems) - 20} more")
         if self.exit_code is None and not self.timed_out and not self.problems:
-            out.append(
-                "vm: the machine ended before the command did. "
-                f"Last lines of the kernel log ({self.log}):"
-            )
+            out.append(f"vm: the machine ended before the command did. Last lines of the kernel log ({self.log}):")
             out += ["    " + line for line in self.log_text().splitlines()[-15:]]
         if self.exit_code:
             out.append(f"vm: the command ended with exit code {self.exit_code}")
@@ -211,9 +208,7 @@ def kvm_works(kernel) -> bool:
            "-display", "none", "-no-reboot", "-serial", "stdio", "-kernel", str(kernel),
            "-append", "console=ttyS0 panic=-1"]  # fmt: skip
     try:
-        out = subprocess.run(
-            cmd, stdin=subprocess.DEVNULL, capture_output=True, timeout=20, check=False
-        ).stdout
+        out = subprocess.run(cmd, stdin=subprocess.DEVNULL, capture_output=True, timeout=20, check=False).stdout
     except subprocess.TimeoutExpired as err:
         out = err.stdout or b""
     except OSError:
