@@ -60,6 +60,18 @@ int ext4_itree_store_dirent(struct ext4_itree_scan *s, u32 hash,
 void ext4_itree_scans_renumber(struct inode *dir, struct ext4_dir_entry_2 *de,
 			       u32 old_ino);
 
+/* itree_online.c, itree_ioctl.c: trees of directories in use */
+void ext4_itree_log(struct inode *dir, u64 key, bool gone);
+u8 ext4_itree_builder_version(struct inode *dir);
+void ext4_itree_builder_stop(struct inode *dir, int err);
+int ext4_ioctl_itree(struct file *file, void __user *arg);
+
+/* Is a tree being built, so that changes are to be logged? */
+static inline bool ext4_itree_building(struct inode *dir)
+{
+	return EXT4_I(dir)->i_itree_builder;
+}
+
 /* In namei.c, for itree_dir.c and itree_scan.c */
 struct buffer_head *ext4_read_any_dirblock(struct inode *dir,
 					   ext4_lblk_t block);

@@ -101,6 +101,11 @@ static int op_grow(struct itree *t, u32 lblk, struct itree_buf *buf)
 	struct buffer_head *bh;
 	int ret;
 
+	if (et->more) {
+		ret = et->more(et);
+		if (ret)
+			return ret;
+	}
 	ret = ext4_map_blocks(NULL, et->dir, &map, 0);
 	if (!ret) {
 		map.m_len = chunk_size(et, lblk);
@@ -151,6 +156,17 @@ static int op_dirty(struct itree *t, struct itree_buf *buf)
 {
 	struct ext4_itree *et = to_et(t);
 
+	/*
+	 * The handle may not be the one that the block was made in.  It has
+	 * not been passed on since, so it is in no transaction's commit.
+	 */
+	if (et->more) {
+		int err = IS_ERR(et->handle) ? PTR_ERR(et->handle) :
+			  op_access(t, buf);
+
+		if (err)
+			return err;
+	}
 	if (ext4_has_metadata_csum(et->dir->i_sb))
 		itree_tail(buf->data, t->block_size)->t_checksum =
 			node_csum(et->dir, buf->data, buf->lblk);
@@ -205,6 +221,7 @@ int ext4_itree_open(struct ext4_itree *et, handle_t *handle,
 	et->dir = dir;
 	et->handle = handle;
 	et->chunk = 0;
+	et->more = NULL;
 	return itree_open(&et->t, &ext4_itree_ops, NULL,
 			  dir->i_sb->s_blocksize,
 			  owned_blocks(dir) + (handle ? CHUNK_MAX : 0));
@@ -226,6 +243,7 @@ int ext4_itree_format(struct ext4_itree *et, handle_t *handle,
 	et->dir = dir;
 	et->handle = handle;
 	et->chunk = blocks;
+	et->more = NULL;
 	return itree_format(&et->t, &ext4_itree_ops, NULL,
 			    dir->i_sb->s_blocksize, ITREE_SEG_MAX,
 			    hash_version);

@@ -91,6 +91,8 @@ void ext4_itree_bad(struct inode *dir, int err, const struct itree *t)
  */
 void ext4_itree_drop(handle_t *handle, struct inode *dir, const char *why)
 {
+	/* An htree that is given up can have no tree built. */
+	ext4_itree_builder_stop(dir, -EFSCORRUPTED);
 	if (!ext4_test_inode_flag(dir, EXT4_INODE_ITREE))
 		return;
 	if (why)
@@ -256,7 +258,7 @@ static bool is_dot(const struct ext4_dir_entry_2 *de)
  * @block: logical block of the directory
  *
  * Index blocks have none.  Bad entries end the block, as they do for ext4's
- * own readdir.  Returns 0, what v->name() returned, or a negative error.
+ * own readdir, unless v->strict is set.  Returns 0, what v->name() returned, or a negative error.
  */
 int ext4_itree_visit_block(struct ext4_itree_visit *v, ext4_lblk_t block)
 {
@@ -271,14 +273,18 @@ int ext4_itree_visit_block(struct ext4_itree_visit *v, ext4_lblk_t block)
 	int err = 0;
 
 	bh = ext4_read_any_dirblock(dir, block);
+	if (!bh && v->strict)
+		return -EFSCORRUPTED;
 	if (IS_ERR_OR_NULL(bh))
 		return PTR_ERR_OR_ZERO(bh);
 	top = bh->b_data + blocksize - ext4_dir_rec_len(0, csum ? NULL : dir);
 	for (de = (struct ext4_dir_entry_2 *)bh->b_data; (char *)de < top;
 	     de = (struct ext4_dir_entry_2 *)((char *)de + rlen)) {
 		if (ext4_check_dir_entry(dir, NULL, de, bh, bh->b_data,
-					 bh->b_size, (char *)de - bh->b_data))
+					 bh->b_size, (char *)de - bh->b_data)) {
+			err = v->strict ? -EFSCORRUPTED : 0;
 			break;
+		}
 		rlen = ext4_rec_len_from_disk(de->rec_len, blocksize);
 		ino = le32_to_cpu(de->inode);
 		if (!ino || ino < lo || ino > hi || (!block && is_dot(de)))
@@ -468,6 +474,10 @@ void ext4_itree_add(handle_t *handle, struct inode *dir, u32 ino, u32 hash)
 	struct ext4_itree et;
 	int err;
 
+	if (ext4_itree_building(dir)) {
+		ext4_itree_log(dir, ITREE_KEY(ino, hash & ~1), false);
+		return;
+	}
 	if (!ext4_dir_has_itree(dir)) {
 		if (should_build(dir))
 			build(handle, dir);
@@ -496,15 +506,19 @@ u64 ext4_itree_entry_key(struct inode *dir, struct ext4_dir_entry_2 *de)
 	u32 hash;
 	int err;
 
-	if (!ext4_dir_has_itree(dir))
+	if (ext4_itree_building(dir)) {
+		info.hash_version = ext4_itree_builder_version(dir);
+	} else if (ext4_dir_has_itree(dir)) {
+		err = ext4_itree_open(&et, NULL, dir);
+		if (err) {
+			ext4_itree_bad(dir, err, &et.t);
+			return EXT4_ITREE_BAD_KEY;
+		}
+		itree_get_info(&et.t, &info);
+		ext4_itree_close(&et);
+	} else {
 		return EXT4_ITREE_NO_KEY;
-	err = ext4_itree_open(&et, NULL, dir);
-	if (err) {
-		ext4_itree_bad(dir, err, &et.t);
-		return EXT4_ITREE_BAD_KEY;
 	}
-	itree_get_info(&et.t, &info);
-	ext4_itree_close(&et);
 	if (ext4_itree_hash_entry(dir, info.hash_version, de, &hash, NULL))
 		return EXT4_ITREE_BAD_KEY;
 	return ITREE_KEY(le32_to_cpu(de->inode), hash);
@@ -521,8 +535,13 @@ void ext4_itree_remove(handle_t *handle, struct inode *dir, u64 key)
 	struct ext4_itree et;
 	int err;
 
-	if (key == EXT4_ITREE_NO_KEY || !ext4_dir_has_itree(dir) ||
-	    drop_if_bad(handle, dir))
+	if (key == EXT4_ITREE_NO_KEY)
+		return;
+	if (ext4_itree_building(dir)) {
+		ext4_itree_log(dir, key, true);
+		return;
+	}
+	if (!ext4_dir_has_itree(dir) || drop_if_bad(handle, dir))
 		return;
 	if (key == EXT4_ITREE_BAD_KEY) {
 		ext4_itree_drop(handle, dir, "a name cannot be hashed");
@@ -558,8 +577,15 @@ void ext4_itree_renumber(handle_t *handle, struct inode *dir,
 	    le32_to_cpu(de->inode) == old_ino)
 		return;
 	ext4_itree_scans_renumber(dir, de, old_ino);
-	if (old_key == EXT4_ITREE_NO_KEY || !ext4_dir_has_itree(dir) ||
-	    drop_if_bad(handle, dir))
+	if (old_key == EXT4_ITREE_NO_KEY)
+		return;
+	if (ext4_itree_building(dir)) {
+		if (old_key != EXT4_ITREE_BAD_KEY)
+			ext4_itree_log(dir, key, false);
+		ext4_itree_log(dir, old_key, true);
+		return;
+	}
+	if (!ext4_dir_has_itree(dir) || drop_if_bad(handle, dir))
 		return;
 	if (old_key == EXT4_ITREE_BAD_KEY) {
 		ext4_itree_drop(handle, dir, "a name cannot be hashed");

@@ -9,6 +9,11 @@ struct ext4_itree {
 	struct inode	*dir;
 	handle_t	*handle;	/* NULL: read only */
 	u32		chunk;		/* blocks to map at once, 0: choose */
+	/*
+	 * Set for a load that takes more than one handle: called before each
+	 * new block, may go on to another handle; ERR_PTR in handle: none left.
+	 */
+	int		(*more)(struct ext4_itree *et);
 };
 
 int ext4_itree_open(struct ext4_itree *et, handle_t *handle,
@@ -33,6 +38,7 @@ struct ext4_itree_visit {
 	u8		hash_version;
 	u64		lo;		/* keys wanted, both inclusive */
 	u64		hi;
+	bool		strict;		/* a bad entry or a hole is an error */
 	int		(*name)(struct ext4_itree_visit *v, u64 key, u32 minor,
 				struct ext4_dir_entry_2 *de);
 };

@@ -1,0 +1,470 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * e4itree.c --- build, drop, check and report the itrees of directories in use
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include "config.h"
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "e4itree.h"
+#include "../version.h"
+
+#define MIN_BLOCKS	16
+
+struct e4itree_options opt;
+struct e4itree_sum sum;
+
+static dev_t device;			/* of the argument at hand */
+volatile sig_atomic_t cancelled;
+
+static void on_signal(int sig)
+{
+	if (sig != SIGALRM)
+		cancelled = sig;
+	/*
+	 * Should the signal have come just before the ioctl, which then knows
+	 * nothing of it, the next one will not.
+	 */
+	alarm(1);
+}
+
+static void catch_signals(void)
+{
+	struct sigaction sa;
+
+	memset(&sa, 0, sizeof(sa));
+	sa.sa_handler = on_signal;	/* no SA_RESTART */
+	sigaction(SIGINT, &sa, NULL);
+	sigaction(SIGTERM, &sa, NULL);
+	sigaction(SIGHUP, &sa, NULL);
+	sigaction(SIGALRM, &sa, NULL);
+}
+
+/* --- the operations --- */
+
+static int call(int fd, int op, unsigned int flags, struct ext4_itree_args *a,
+		struct ext4_itree_diff *diffs)
+{
+	memset(a, 0, sizeof(*a));
+	a->ia_version = EXT4_ITREE_IOC_VERSION;
+	a->ia_op = op;
+	a->ia_flags = flags;
+	if (diffs) {
+		a->ia_max_diffs = MAX_DIFFS;
+		a->ia_diffs = (unsigned long) diffs;
+	}
+	return ioctl(fd, EXT4_IOC_ITREE, a) ? errno : 0;
+}
+
+static void do_build(int fd, const struct ext4_itree_args *st)
+{
+	struct ext4_itree_args a;
+	int err;
+
+	if ((st->ia_state & EXT4_ITREE_HAS_TREE) && !opt.force &&
+	    !(st->ia_state & EXT4_ITREE_BAD)) {
+		skip("already", st, "has a tree already");
+		return;
+	}
+	if (!(st->ia_state & EXT4_ITREE_HAS_TREE) &&
+	    st->ia_dir_blocks < opt.min_blocks) {
+		skip("small", st, "too small to gain from a tree (see "
+		     "--min-blocks)");
+		return;
+	}
+	/* Of this size, and without an htree: something to tell. */
+	if (!(st->ia_state & EXT4_ITREE_POSSIBLE)) {
+		fail(ENODATA, "the tree could not be built");
+		return;
+	}
+	if (opt.dry_run) {
+		skip("would-build", st, "would build its tree");
+		return;
+	}
+	progress_show(st->ia_dir_blocks);
+	err = call(fd, EXT4_ITREE_OP_BUILD, opt.force ? EXT4_ITREE_FORCE : 0,
+		   &a, NULL);
+	if (err == EINTR)
+		return;
+	if (err)
+		fail(err, "the tree could not be built");
+	else
+		report_tree("built", &a);
+}
+
+static void do_drop(int fd, const struct ext4_itree_args *st)
+{
+	struct ext4_itree_args a;
+	int err;
+
+	if (opt.dry_run) {
+		skip(st->ia_state & EXT4_ITREE_HAS_TREE ? "would-drop" :
+		     "none", st, st->ia_state & EXT4_ITREE_HAS_TREE ?
+		     "would drop its tree" : "has no tree");
+		return;
+	}
+	progress_show(st->ia_dir_blocks);
+	/* Without a tree: what an interrupted build has left. */
+	err = call(fd, EXT4_ITREE_OP_DROP, 0, &a, NULL);
+	if (err == EINTR)
+		return;
+	if (err) {
+		fail(err, "the tree could not be dropped");
+	} else if (a.ia_state & EXT4_ITREE_CHANGED) {
+		a.ia_keys = st->ia_keys;
+		a.ia_depth = st->ia_depth;
+		a.ia_blocks = st->ia_blocks;
+		a.ia_free = st->ia_free;
+		report_tree("dropped", &a);
+	} else {
+		skip("none", &a, "has no tree");
+	}
+}
+
+static void do_check(int fd, const struct ext4_itree_args *st)
+{
+	struct ext4_itree_diff diffs[MAX_DIFFS];
+	struct ext4_itree_args a;
+	int err;
+
+	if (!(st->ia_state & EXT4_ITREE_HAS_TREE)) {
+		skip("none", st, "has no tree");
+		return;
+	}
+	progress_show(st->ia_dir_blocks);
+	err = call(fd, EXT4_ITREE_OP_CHECK, 0, &a, diffs);
+	if (err == EINTR)
+		return;
+	if (err)
+		fail(err, "the tree could not be checked");
+	else if (a.ia_state & EXT4_ITREE_BAD)
+		report_bad(&a);
+	else if (a.ia_missing || a.ia_extra)
+		report_diffs(&a, diffs);
+	else
+		report_tree("exact", &a);
+}
+
+static void do_stat(int fd, struct ext4_itree_args *st)
+{
+	int err = 0;
+
+	if (!(st->ia_state & EXT4_ITREE_HAS_TREE)) {
+		skip("none", st, "has no tree");
+		return;
+	}
+	if (opt.verify)
+		err = call(fd, EXT4_ITREE_OP_STAT, EXT4_ITREE_VERIFY, st,
+			   NULL);
+	if (err)
+		fail(err, "the tree could not be read");
+	else if (st->ia_state & EXT4_ITREE_BAD)
+		report_bad(st);
+	else
+		report_tree("tree", st);
+}
+
+/* --- walking --- */
+
+/* Returns 0, or an error that all directories of the file system will give. */
+static int visit(int fd)
+{
+	struct ext4_itree_args st;
+	int err;
+
+	sum.dirs++;
+	progress_show(0);
+	err = call(fd, EXT4_ITREE_OP_STAT, 0, &st, NULL);
+	if (err == EINTR)
+		return 0;
+	if (err == ENOTTY || err == EOPNOTSUPP || err == ENOSYS)
+		return err;
+	if (err) {
+		fail(err, "cannot be looked at");
+		return 0;
+	}
+	switch (opt.op) {
+	case EXT4_ITREE_OP_BUILD:
+		do_build(fd, &st);
+		break;
+	case EXT4_ITREE_OP_DROP:
+		do_drop(fd, &st);
+		break;
+	case EXT4_ITREE_OP_CHECK:
+		do_check(fd, &st);
+		break;
+	default:
+		do_stat(fd, &st);
+	}
+	return 0;
+}
+
+struct names {
+	struct names *next;
+	char	name[];
+};
+
+/* The names of a directory's subdirectories. */
+static struct names *subdirs(int fd)
+{
+	struct names *list = NULL, *n;
+	struct dirent *de;
+	struct stat st;
+	int copy;
+	DIR *dir;
+
+	/* ext4 counts a directory's subdirectories in its links. */
+	if (!fstat(fd, &st) && st.st_nlink == 2)
+		return NULL;
+	copy = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	dir = copy < 0 ? NULL : fdopendir(copy);
+	if (!dir) {
+		fail(errno, "cannot be read");
+		if (copy >= 0)
+			close(copy);
+		return NULL;
+	}
+	while (!cancelled && (errno = 0, de = readdir(dir))) {
+		if (de->d_type != DT_DIR && de->d_type != DT_UNKNOWN)
+			continue;
+		if (!strcmp(de->d_name, ".") || !strcmp(de->d_name, ".."))
+			continue;
+		n = malloc(sizeof(*n) + strlen(de->d_name) + 1);
+		if (!n)
+			out_of_memory();
+		strcpy(n->name, de->d_name);
+		n->next = list;
+		list = n;
+	}
+	if (errno && !cancelled)
+		fail(errno, "cannot be read");
+	closedir(dir);
+	return list;
+}
+
+static int walk(int at, const char *name)
+{
+	struct names *list, *next;
+	struct stat st;
+	size_t len;
+	int fd, err;
+
+	fd = openat(at, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC |
+		    O_NONBLOCK);
+	if (fd < 0) {
+		/* Gone, or not a directory (its type was unknown). */
+		if (errno != ENOENT && errno != ENOTDIR && errno != ELOOP)
+			fail(errno, "cannot be opened");
+		return 0;
+	}
+	if (fstat(fd, &st) || st.st_dev != device) {
+		close(fd);
+		return 0;
+	}
+	err = visit(fd);
+	list = !err && opt.recursive && !cancelled ? subdirs(fd) : NULL;
+	for (; list; list = next) {
+		next = list->next;
+		if (!err && !cancelled) {
+			len = path_add(list->name);
+			err = walk(fd, list->name);
+			path_cut(len);
+		}
+		free(list);
+	}
+	close(fd);
+	return err;
+}
+
+static void start(const char *arg)
+{
+	struct stat st;
+	int fd, err;
+
+	path_cut(0);
+	path_add(arg);
+	fd = open(arg, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NONBLOCK);
+	if (fd < 0 || fstat(fd, &st)) {
+		fail(errno, "cannot be opened");
+		if (fd >= 0)
+			close(fd);
+		return;
+	}
+	device = st.st_dev;
+	err = walk(fd, ".");
+	close(fd);
+	if (err)
+		report_lacking(err);
+}
+
+/* --- command line --- */
+
+static void usage(FILE *to)
+{
+	fprintf(to,
+"Usage: e4itree build|drop|check|stat [options] DIRECTORY...\n"
+"\n"
+"Builds, drops, checks or reports the itrees of directories of mounted ext4\n"
+"file systems.  The directories can be used meanwhile.\n"
+"\n"
+"  -r, --recursive     all directories below too, on the same file system\n"
+"      --min-blocks N  build: only directories of at least N blocks (16)\n"
+"  -f, --force         build: rebuild trees that exist\n"
+"      --verify        stat: read the whole tree and tell how full it is\n"
+"  -n, --dry-run       build, drop: tell what would be done\n"
+"  -v, --verbose       also tell of directories with which nothing was done\n"
+"  -q, --quiet         tell of errors and differences only\n"
+"      --progress      show progress even if this is not a terminal\n"
+"  -j, --json          a JSON object a line and directory, and a summary\n"
+"  -V, --version       show the version\n"
+"  -h, --help          show this\n"
+"\n"
+"Exit code: 0 done; 1 some directories failed or differ; 2 wrong usage;\n"
+"3 kernel or file system lacks itrees; 128 + N ended by signal N.\n");
+}
+
+enum { O_MIN_BLOCKS = 256, O_VERIFY, O_PROGRESS };
+
+static const struct option longopts[] = {
+	{ "recursive", no_argument, NULL, 'r' },
+	{ "min-blocks", required_argument, NULL, O_MIN_BLOCKS },
+	{ "force", no_argument, NULL, 'f' },
+	{ "verify", no_argument, NULL, O_VERIFY },
+	{ "dry-run", no_argument, NULL, 'n' },
+	{ "verbose", no_argument, NULL, 'v' },
+	{ "quiet", no_argument, NULL, 'q' },
+	{ "progress", no_argument, NULL, O_PROGRESS },
+	{ "json", no_argument, NULL, 'j' },
+	{ "version", no_argument, NULL, 'V' },
+	{ "help", no_argument, NULL, 'h' },
+	{ NULL, 0, NULL, 0 }
+};
+
+static void wrong(const char *what, const char *arg)
+{
+	fprintf(stderr, "e4itree: %s%s\nTry e4itree --help.\n", what, arg);
+	exit(EXIT_USAGE);
+}
+
+static void take_op(const char *name)
+{
+	static const char *const names[] = { "stat", "build", "drop", "check" };
+	int i;
+
+	for (i = 0; i < 4; i++)
+		if (!strcmp(name, names[i]))
+			break;
+	if (i == 4)
+		wrong("unknown command ", name);
+	opt.op = i;		/* EXT4_ITREE_OP_... */
+	opt.op_name = names[i];
+}
+
+static void take_options(int argc, char **argv)
+{
+	int c, build_only = 0, show = isatty(STDERR_FILENO);
+	char *end;
+
+	opt.min_blocks = MIN_BLOCKS;
+	while ((c = getopt_long(argc, argv, "rfnvqjVh", longopts, NULL)) != -1)
+		switch (c) {
+		case 'r':
+			opt.recursive = 1;
+			break;
+		case 'f':
+			opt.force = build_only = 1;
+			break;
+		case O_MIN_BLOCKS:
+			errno = 0;
+			opt.min_blocks = strtoul(optarg, &end, 10);
+			if (errno || !*optarg || *end || *optarg == '-')
+				wrong("--min-blocks: not a number: ", optarg);
+			build_only = 1;
+			break;
+		case O_VERIFY:
+			opt.verify = 1;
+			break;
+		case 'n':
+			opt.dry_run = 1;
+			break;
+		case 'v':
+			opt.verbose = 1;
+			break;
+		case 'q':
+			opt.quiet = 1;
+			break;
+		case 'j':
+			opt.json = 1;
+			break;
+		case O_PROGRESS:
+			opt.progress = 1;
+			break;
+		case 'V':
+			printf("e4itree %s (%s)\n", E2FSPROGS_VERSION,
+			       E2FSPROGS_DATE);
+			exit(EXIT_DONE);
+		case 'h':
+			usage(stdout);
+			exit(fflush(stdout) ? EXIT_SOME : EXIT_DONE);
+		default:
+			fprintf(stderr, "Try e4itree --help.\n");
+			exit(EXIT_USAGE);
+		}
+	if (optind == argc)
+		wrong("build, drop, check or stat?", "");
+	take_op(argv[optind++]);
+	if (build_only && opt.op != EXT4_ITREE_OP_BUILD)
+		wrong("--force and --min-blocks are for build only", "");
+	if (opt.verify && opt.op != EXT4_ITREE_OP_STAT)
+		wrong("--verify is for stat only; check verifies always", "");
+	if (opt.dry_run && opt.op != EXT4_ITREE_OP_BUILD &&
+	    opt.op != EXT4_ITREE_OP_DROP)
+		wrong("--dry-run: this command changes nothing anyway", "");
+	if (optind == argc)
+		wrong("no directory given", "");
+	opt.progress |= show && !opt.quiet && opt.recursive;
+}
+
+int main(int argc, char **argv)
+{
+	struct rlimit files;
+
+	take_options(argc, argv);
+	catch_signals();
+	/* A file descriptor is held for each level below the argument. */
+	if (!getrlimit(RLIMIT_NOFILE, &files)) {
+		files.rlim_cur = files.rlim_max;
+		setrlimit(RLIMIT_NOFILE, &files);
+	}
+	for (; optind < argc && !cancelled; optind++)
+		start(argv[optind]);
+	report_summary();
+	if (fflush(stdout) || ferror(stdout)) {
+		fprintf(stderr, "e4itree: standard output: %s\n",
+			strerror(errno));
+		return EXIT_SOME;
+	}
+	if (cancelled)
+		return EXIT_SIGNAL + cancelled;
+	if (sum.failed)
+		return EXIT_SOME;
+	if (sum.lacking)
+		return sum.done ? EXIT_SOME : EXIT_LACKING;
+	return EXIT_DONE;
+}

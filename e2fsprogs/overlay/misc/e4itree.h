@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * e4itree.h --- what e4itree.c does and e4itree_report.c says
+ */
+#ifndef E4ITREE_H
+#define E4ITREE_H
+
+#include <signal.h>
+#include <stddef.h>
+
+#include "ext2fs/itree_ioctl.h"
+
+#define MAX_DIFFS	20	/* reported of a directory */
+
+/* Exit codes of the program */
+enum exit_code {
+	EXIT_DONE = 0,		/* all as asked for */
+	EXIT_SOME = 1,		/* some directories failed or differ */
+	EXIT_USAGE = 2,
+	EXIT_LACKING = 3,	/* neither kernel nor file system can */
+	EXIT_SIGNAL = 128	/* + number of the signal */
+};
+
+extern struct e4itree_options {
+	int		op;
+	const char	*op_name;
+	int		recursive;
+	int		dry_run;
+	int		verbose;
+	int		quiet;
+	int		force;
+	int		json;
+	int		progress;
+	int		verify;
+	unsigned long	min_blocks;
+} opt;
+
+extern struct e4itree_sum {
+	unsigned long long dirs;	/* looked at */
+	unsigned long long done;	/* built, dropped, right, reported */
+	unsigned long long skipped;
+	unsigned long long failed;	/* or differing */
+	unsigned long long entries;	/* of those done */
+	unsigned long long lacking;	/* paths where it cannot be done */
+} sum;
+
+extern volatile sig_atomic_t cancelled;
+
+void out_of_memory(void);
+
+/* The path of the directory at hand */
+size_t path_add(const char *name);
+void path_cut(size_t len);
+
+/* Progress on standard error, results on standard output */
+void progress_clear(void);
+void progress_show(unsigned int blocks);
+void fail(int err, const char *what);
+void skip(const char *result, const struct ext4_itree_args *a,
+	  const char *why);
+void report_tree(const char *result, const struct ext4_itree_args *a);
+void report_bad(const struct ext4_itree_args *a);
+void report_diffs(const struct ext4_itree_args *a,
+		  const struct ext4_itree_diff *d);
+void report_lacking(int err);
+void report_summary(void);
+
+#endif /* E4ITREE_H */

@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * e4itree_report.c --- what e4itree tells: lines, JSON, progress, errors
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include "config.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "e4itree.h"
+
+static char *path;			/* of the directory at hand */
+static size_t path_len, path_size;
+
+void out_of_memory(void)
+{
+	fprintf(stderr, "e4itree: out of memory\n");
+	exit(EXIT_SOME);
+}
+
+/* --- the path --- */
+
+/* Appends a name; returns the length to give to path_cut() afterwards. */
+size_t path_add(const char *name)
+{
+	size_t old = path_len, need = path_len + strlen(name) + 2;
+	char *p;
+
+	if (need > path_size) {
+		p = realloc(path, need * 2);
+		if (!p)
+			out_of_memory();
+		path = p;
+		path_size = need * 2;
+	}
+	if (path_len && path[path_len - 1] != '/')
+		path[path_len++] = '/';
+	strcpy(path + path_len, name);
+	path_len += strlen(name);
+	return old;
+}
+
+void path_cut(size_t len)
+{
+	path_len = len;
+	if (path)
+		path[len] = 0;
+}
+
+/* --- output --- */
+
+/* Length of the UTF-8 character at @s, or 0. */
+static int utf8_char(const unsigned char *s)
+{
+	static const unsigned int least[] = { 0, 0, 0x80, 0x800, 0x10000 };
+	unsigned int c;
+	int n, i;
+
+	if (*s < 0x80)
+		return 1;
+	n = (*s & 0xe0) == 0xc0 ? 2 : (*s & 0xf0) == 0xe0 ? 3 :
+	    (*s & 0xf8) == 0xf0 ? 4 : 0;
+	if (!n)
+		return 0;
+	c = *s & (0x7f >> n);
+	for (i = 1; i < n; i++) {
+		if ((s[i] & 0xc0) != 0x80)
+			return 0;
+		c = c << 6 | (s[i] & 0x3f);
+	}
+	if (c < least[n] || c > 0x10ffff || (c >= 0xd800 && c < 0xe000))
+		return 0;
+	return n;
+}
+
+/*
+ * A byte that is not part of valid UTF-8 becomes \udcXX, which Python's
+ * "surrogateescape" and many others turn back into the byte.
+ */
+static void json_string(const char *key, const char *text)
+{
+	const unsigned char *s = (const unsigned char *) text;
+	int n;
+
+	printf("\"%s\": \"", key);
+	for (; *s; s += n) {
+		n = utf8_char(s);
+		if (!n) {
+			printf("\\udc%02x", *s);
+			n = 1;
+		} else if (*s == '"' || *s == '\\') {
+			printf("\\%c", *s);
+		} else if (*s < 0x20 || *s == 0x7f) {
+			printf("\\u%04x", *s);
+		} else {
+			fwrite(s, 1, n, stdout);
+		}
+	}
+	putchar('"');
+}
+
+void progress_clear(void)
+{
+	if (opt.progress)
+		fprintf(stderr, "\r\033[K");
+}
+
+void progress_show(unsigned int blocks)
+{
+	static struct timespec last;
+	struct timespec now;
+
+	if (!opt.progress)
+		return;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	if (blocks < 1024 && now.tv_sec == last.tv_sec &&
+	    now.tv_nsec - last.tv_nsec < 200000000)
+		return;
+	last = now;
+	fprintf(stderr, "\r\033[K%llu directories, %llu done, %llu entries: "
+		"%.200s", sum.dirs, sum.done, sum.entries, path);
+	if (blocks >= 1024)
+		fprintf(stderr, " (%u blocks)", blocks);
+	fflush(stderr);
+}
+
+static void json_begin(const char *result)
+{
+	putchar('{');
+	json_string("path", path);
+	printf(", \"op\": \"%s\", \"result\": \"%s\"", opt.op_name, result);
+}
+
+static void json_end(void)
+{
+	printf("}\n");
+	fflush(stdout);
+}
+
+/* What went wrong with the directory at hand, and what to do next. */
+void fail(int err, const char *what)
+{
+	const char *todo = "";
+
+	if (err == EPERM)
+		todo = ": only its owner and root may, and not while it is "
+			"immutable";
+	else if (err == EROFS)
+		todo = ": remount it read-write first";
+	else if (err == EBUSY)
+		todo = ": a build or drop of it is under way; try again later";
+	else if (err == EAGAIN)
+		todo = ": it changes too fast; try again when it is calmer";
+	else if (err == ENODATA)
+		todo = ": it has no htree (made without dir_index or "
+			"extents; e2fsck -fD makes htrees)";
+	else if (err == EUCLEAN || err == EBADMSG)
+		todo = ": unmount the file system and run e2fsck on it";
+	else if (err == ENOSPC || err == EDQUOT)
+		todo = ": free some space; a tree takes about 8 to 16 bytes "
+			"a name";
+	progress_clear();
+	fprintf(stderr, "e4itree: %s: %s: %s%s\n", path, what, strerror(err),
+		todo);
+	sum.failed++;
+	if (opt.json) {
+		json_begin("failed");
+		printf(", \"errno\": %d, ", err);
+		json_string("error", strerror(err));
+		json_end();
+	}
+}
+
+void skip(const char *result, const struct ext4_itree_args *a,
+		 const char *why)
+{
+	sum.skipped++;
+	if (opt.json && (opt.verbose || !opt.recursive)) {
+		json_begin(result);
+		printf(", \"dir_blocks\": %u", a->ia_dir_blocks);
+		json_end();
+	} else if (!opt.json && !opt.quiet &&
+		   (opt.verbose || !opt.recursive)) {
+		progress_clear();
+		printf("%s: %s\n", path, why);
+	}
+}
+
+void report_tree(const char *result, const struct ext4_itree_args *a)
+{
+	unsigned long long bytes = (unsigned long long) a->ia_blocks *
+				   a->ia_block_size;
+	double fill = a->ia_leaf_slots ?
+		      100.0 * a->ia_keys / a->ia_leaf_slots : 0;
+
+	sum.done++;
+	sum.entries += a->ia_keys;
+	if (opt.json) {
+		json_begin(result);
+		printf(", \"keys\": %llu, \"depth\": %u, \"dir_blocks\": %u, "
+		       "\"tree_blocks\": %u, \"free_nodes\": %u, "
+		       "\"block_size\": %u",
+		       (unsigned long long) a->ia_keys, a->ia_depth,
+		       a->ia_dir_blocks, a->ia_blocks, a->ia_free,
+		       a->ia_block_size);
+		if (a->ia_nodes)
+			printf(", \"leaves\": %u, \"nodes\": %u, "
+			       "\"leaf_slots\": %llu", a->ia_leaves,
+			       a->ia_nodes,
+			       (unsigned long long) a->ia_leaf_slots);
+		if (opt.op == EXT4_ITREE_OP_BUILD)
+			printf(", \"logged\": %llu, \"rounds\": %u, "
+			       "\"locked_us\": %u",
+			       (unsigned long long) a->ia_logged, a->ia_rounds,
+			       a->ia_locked_us);
+		json_end();
+		return;
+	}
+	if (opt.quiet)
+		return;
+	progress_clear();
+	printf("%s: %s, %llu keys, depth %u, %u blocks (%llu KiB), %u free",
+	       path, result, (unsigned long long) a->ia_keys, a->ia_depth,
+	       a->ia_blocks, bytes / 1024, a->ia_free);
+	if (a->ia_leaf_slots)
+		printf(", leaves %.1f %% full", fill);
+	if (opt.verbose && opt.op == EXT4_ITREE_OP_BUILD)
+		printf(", %llu changes meanwhile, writers shut out for %u us",
+		       (unsigned long long) a->ia_logged, a->ia_locked_us);
+	putchar('\n');
+}
+
+/* A tree that breaks a rule. */
+void report_bad(const struct ext4_itree_args *a)
+{
+	sum.failed++;
+	progress_clear();
+	if (opt.json) {
+		json_begin("bad");
+		printf(", \"block\": %u, ", a->ia_why_block);
+		json_string("why", a->ia_why);
+		json_end();
+		return;
+	}
+	printf("%s: bad tree: block %u: %s; run e4itree build --force, or "
+	       "e2fsck when it is unmounted\n", path, a->ia_why_block,
+	       a->ia_why);
+}
+
+void report_diffs(const struct ext4_itree_args *a,
+			 const struct ext4_itree_diff *d)
+{
+	unsigned int i;
+
+	sum.failed++;
+	progress_clear();
+	if (opt.json) {
+		json_begin("differs");
+		printf(", \"missing\": %llu, \"extra\": %llu, \"diffs\": [",
+		       (unsigned long long) a->ia_missing,
+		       (unsigned long long) a->ia_extra);
+		for (i = 0; i < a->ia_nr_diffs; i++)
+			printf("%s{\"inode\": %u, \"hash\": %u, \"what\": "
+			       "\"%s\"}", i ? ", " : "", d[i].id_ino,
+			       d[i].id_hash, d[i].id_what ==
+			       EXT4_ITREE_MISSING ? "missing" : "extra");
+		putchar(']');
+		json_end();
+		return;
+	}
+	printf("%s: differs: %llu names have no key in the tree, %llu keys "
+	       "have no name; run e4itree build --force\n", path,
+	       (unsigned long long) a->ia_missing,
+	       (unsigned long long) a->ia_extra);
+	for (i = 0; i < a->ia_nr_diffs && !opt.quiet; i++)
+		printf("    inode %u, hash 0x%08x: %s\n", d[i].id_ino,
+		       d[i].id_hash, d[i].id_what == EXT4_ITREE_MISSING ?
+		       "no key" : "no name");
+}
+
+/* The argument at hand: nothing can be done there. */
+void report_lacking(int err)
+{
+	progress_clear();
+	sum.lacking++;
+	if (err == EOPNOTSUPP)
+		fprintf(stderr, "e4itree: %s: its file system lacks the itree "
+			"feature; unmount it and run tune2fs -O itree on its "
+			"device\n", path);
+	else
+		fprintf(stderr, "e4itree: %s: not on ext4, or this kernel "
+			"does not know itrees\n", path);
+	if (opt.json) {
+		json_begin("lacking");
+		printf(", \"errno\": %d", err);
+		json_end();
+	}
+}
+
+/* What was done in all. */
+void report_summary(void)
+{
+	progress_clear();
+	if (opt.json) {
+		printf("{\"summary\": true, \"op\": \"%s\", \"directories\": "
+		       "%llu, \"done\": %llu, \"skipped\": %llu, \"failed\": "
+		       "%llu, \"lacking\": %llu, \"entries\": %llu, "
+		       "\"cancelled\": %s}\n", opt.op_name, sum.dirs, sum.done,
+		       sum.skipped, sum.failed, sum.lacking, sum.entries,
+		       cancelled ? "true" : "false");
+		return;
+	}
+	if (cancelled)
+		fprintf(stderr, "e4itree: cancelled; a build under way has "
+			"been undone, what was done before stays\n");
+	if (opt.quiet || (!opt.recursive && !cancelled))
+		return;
+	printf("%llu directories: %llu %s, %llu skipped, %llu failed; "
+	       "%llu entries\n", sum.dirs, sum.done, opt.op ==
+	       EXT4_ITREE_OP_BUILD ? "built" : opt.op == EXT4_ITREE_OP_DROP ?
+	       "dropped" : opt.op == EXT4_ITREE_OP_CHECK ? "exact" :
+	       "with a tree", sum.skipped, sum.failed, sum.entries);
+}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * All keys of a directory, gathered in any order and read in theirs.
+ */
+#include <linux/fs.h>
+#include <linux/mm.h>
+#include <linux/slab.h>
+#include <linux/sort.h>
+#include "ext4.h"
+#include "itree.h"
+#include "itree_online.h"
+
+/* Keys in a run: sorted in a few milliseconds. */
+#define RUN_KEYS	32768U
+#define KEYS_GFP	(GFP_KERNEL_ACCOUNT | __GFP_NOWARN | __GFP_RETRY_MAYFAIL)
+
+/**
+ * ext4_itree_keys_init - start with no keys
+ * @k: ext4_itree_keys_free() it in the end
+ *
+ * Takes at most a quarter of the machine's memory.
+ */
+void ext4_itree_keys_init(struct ext4_itree_keys *k)
+{
+	memset(k, 0, sizeof(*k));
+	k->max = (u64)totalram_pages() * (PAGE_SIZE / sizeof(u64)) / 4;
+}
+
+static int add_run(struct ext4_itree_keys *k)
+{
+	if (k->nr_runs == k->max_runs) {
+		u32 max = max(2 * k->max_runs, 16U);
+		u64 **run = kvmalloc_array(max, sizeof(*run), KEYS_GFP);
+
+		if (!run)
+			return -ENOMEM;
+		if (k->nr_runs)
+			memcpy(run, k->run, k->nr_runs * sizeof(*run));
+		kvfree(k->run);
+		k->run = run;
+		k->max_runs = max;
+	}
+	k->run[k->nr_runs] = kvmalloc_array(RUN_KEYS, sizeof(u64), KEYS_GFP);
+	if (!k->run[k->nr_runs])
+		return -ENOMEM;
+	k->nr_runs++;
+	return 0;
+}
+
+/**
+ * ext4_itree_keys_add - take one more key
+ * @k: keys
+ * @key: need not be new
+ *
+ * Sleeps.  Returns 0 or -ENOMEM.
+ */
+int ext4_itree_keys_add(struct ext4_itree_keys *k, u64 key)
+{
+	u32 at = k->nr % RUN_KEYS;
+	int err;
+
+	if (k->nr >= k->max)
+		return -ENOMEM;
+	if (!at) {
+		err = add_run(k);
+		if (err)
+			return err;
+	}
+	k->run[k->nr_runs - 1][at] = key;
+	k->nr++;
+	return 0;
+}
+
+static u32 run_len(const struct ext4_itree_keys *k, u32 run)
+{
+	return min_t(u64, k->nr - (u64)run * RUN_KEYS, RUN_KEYS);
+}
+
+static int cmp_keys(const void *a, const void *b)
+{
+	u64 x = *(const u64 *)a, y = *(const u64 *)b;
+
+	return x < y ? -1 : x > y;
+}
+
+/**
+ * ext4_itree_keys_tidy - sort the runs that are full
+ * @k: keys
+ *
+ * To be called now and then while keys are gathered, with no locks held.
+ */
+void ext4_itree_keys_tidy(struct ext4_itree_keys *k)
+{
+	while (k->sorted < k->nr_runs && run_len(k, k->sorted) == RUN_KEYS) {
+		sort(k->run[k->sorted++], RUN_KEYS, sizeof(u64), cmp_keys,
+		     NULL);
+		cond_resched();
+	}
+}
+
+static u64 head(const struct ext4_itree_keys *k, u32 at)
+{
+	u32 run = k->heap[at];
+
+	return k->run[run][k->pos[run]];
+}
+
+static void sift_down(struct ext4_itree_keys *k, u32 at)
+{
+	u32 child;
+
+	while ((child = 2 * at + 1) < k->nr_heap) {
+		if (child + 1 < k->nr_heap &&
+		    head(k, child + 1) < head(k, child))
+			child++;
+		if (head(k, at) <= head(k, child))
+			break;
+		swap(k->heap[at], k->heap[child]);
+		at = child;
+	}
+}
+
+/**
+ * ext4_itree_keys_merge - get ready to read all keys in order
+ * @k: keys; no more can be added
+ *
+ * Returns 0 or -ENOMEM.
+ */
+int ext4_itree_keys_merge(struct ext4_itree_keys *k)
+{
+	u32 i;
+
+	ext4_itree_keys_tidy(k);
+	if (k->sorted < k->nr_runs)
+		sort(k->run[k->sorted], run_len(k, k->sorted), sizeof(u64),
+		     cmp_keys, NULL);
+	k->sorted = k->nr_runs;
+	k->pos = kvcalloc(k->nr_runs + 1, sizeof(*k->pos), KEYS_GFP);
+	k->heap = kvcalloc(k->nr_runs + 1, sizeof(*k->heap), KEYS_GFP);
+	if (!k->pos || !k->heap)
+		return -ENOMEM;
+	for (i = 0; i < k->nr_runs; i++)
+		k->heap[i] = i;
+	k->nr_heap = k->nr_runs;
+	for (i = k->nr_heap / 2; i; i--)
+		sift_down(k, i - 1);
+	return 0;
+}
+
+/**
+ * ext4_itree_keys_next - the next key in ascending order
+ * @k: keys, after ext4_itree_keys_merge()
+ * @key: set if there is one
+ *
+ * Returns false behind the last key.
+ */
+bool ext4_itree_keys_next(struct ext4_itree_keys *k, u64 *key)
+{
+	u32 run;
+
+	if (!k->nr_heap)
+		return false;
+	run = k->heap[0];
+	*key = head(k, 0);
+	if (++k->pos[run] == run_len(k, run))
+		k->heap[0] = k->heap[--k->nr_heap];
+	sift_down(k, 0);
+	return true;
+}
+
+/* Frees all memory; harmless when repeated. */
+void ext4_itree_keys_free(struct ext4_itree_keys *k)
+{
+	u32 i;
+
+	for (i = 0; i < k->nr_runs; i++)
+		kvfree(k->run[i]);
+	kvfree(k->run);
+	kvfree(k->pos);
+	kvfree(k->heap);
+	memset(k, 0, sizeof(*k));
+}
