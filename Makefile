@@ -10,7 +10,7 @@ TIMEOUT ?= 600
 export ITREE_CMD := $(value CMD)
 
 .PHONY: help deps fetch kernel e2fsprogs vm demo test lint format clean distclean \
-	test-core test-sources test-bench test-e2fsprogs test-vm test-kernel
+	test-core test-sources test-bench test-e2fsprogs test-vm test-kernel fuzz-e2fsck
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -55,6 +55,9 @@ test-vm: $(PYTHON) ## the VM runner itself
 
 test-kernel: $(PYTHON) ## the file system in the kernel, and KUnit
 	@tests/run tests/kernel
+
+fuzz-e2fsck: ## libFuzzer on libext2fs over damaged trees for 10 minutes, then e2fsck on what it found
+	@tests/hostile/fuzz --seconds 600 && tests/hostile/fuzz --e2fsck
 
 lint: $(PYTHON) ## licence lines, shellcheck, ruff, clang-format, checkpatch, sparse, W=1
 	@tests/lint

@@ -3,6 +3,7 @@
 
 import os
 import pathlib
+import re
 import shutil
 import struct
 import subprocess
@@ -14,6 +15,7 @@ REPO = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPO / "tests" / "hostile"))
 import bases  # noqa: E402
 import check  # noqa: E402
+import fuzzing  # noqa: E402
 import hostile  # noqa: E402
 import ondisk  # noqa: E402
 
@@ -102,6 +104,21 @@ def test_pristine_needs_two_runs_for_clusters(tmp_path):
     left = said.split("--- e2fsck -fn")[1].splitlines()[1:]
     assert [line for line in left if not check.CLUSTERS.fullmatch(line)] == []
     assert any("violates cluster" in line for line in left)
+
+
+def test_pristine_never_corrects_two_checksums(tmp_path):
+    """Why check.CHECKSUMS is excused: of an inode and its extent block, if both are wrong, one stays wrong."""
+    image, pristine = tmp_path / "image", bases.tool("e2fsck", build("pristine"))
+    shutil.copyfile(bases.get("1k-scattered").with_suffix(".twin"), image)
+    with ondisk.Disk(image) as disk:
+        extents = hostile.Target(disk, trees=False).extents
+        ino, last = next((i, e) for i, found in extents.items() for e in found[::-1] if e.home and not e.depth)
+        disk.put(last.home * disk.bs + last.offset + 8, struct.pack("<I", 790))
+        disk.put(disk.inode_at(ino) + 28, struct.pack("<I", 77))
+    why, said = check.repair(pristine, image)
+    # It says that it corrects the block's, and finds it wrong again a moment later.
+    assert why and check.CHECKSUMS in said, said[:3000]
+    assert re.search(r"Error while iterating.*Extent block checksum does not match", said), said[:3000]
 
 
 class Nothing:
@@ -197,3 +214,35 @@ def test_checksums_are_those_of_ext4(tmp_path):
                     elif lblk < size:
                         disk.fix_dx(ino, block, lblk == 0)
         assert image.read_bytes() == before, base
+
+
+@pytest.fixture(scope="session")
+def fuzzer():
+    return fuzzing.build(build("fuzz"))
+
+
+def test_inputs_of_the_fuzzer(fuzzer):
+    """Nothing that the fuzzer has found breaks the library any more."""
+    paths = fuzzing.inputs(fuzzing.CORPUS)
+    assert len(paths) > 100
+    code, out = fuzzing.run(fuzzer, ["-runs=1", *paths])
+    assert code == 0 and out.count("Executed ") == len(paths), out[-5000:]
+
+
+def test_e2fsck_on_inputs_of_the_fuzzer(fuzzer, checker):
+    paths = fuzzing.inputs(fuzzing.CORPUS)[::10]
+    seen = list(fuzzing.with_e2fsck(fuzzer, paths, checker))
+    assert len(seen) == len(paths) > 20
+    bad = [f"{path}: {verdict.why}\n{verdict.output}" for path, verdict in seen if verdict.state == "failed"]
+    assert not bad, "\n\n".join(bad)
+
+
+def test_the_fuzzer_notices(fuzzer, tmp_path):
+    """An input whose edit breaks the root is written out as one changed image, damaged where it says."""
+    path = tmp_path / "input"
+    path.write_bytes(bytes([0, 0, 0, 0, 0, 0, 3, 1, 2, 3, 4]))
+    folder = tmp_path / "out"
+    folder.mkdir()
+    assert fuzzing.run(fuzzer, ["-runs=1", path], ITREE_FUZZ_WRITE=str(folder))[0] == 0
+    damage = fuzzing.Damage(folder / "0")
+    assert damage.base == fuzzing.IMAGES[0] and len(damage.hit_blocks) == 1 and not damage.hit_inodes

@@ -67,7 +67,7 @@ for _name in ("fix_desc", "fix_bitmap", "fix_inode", "fix_extent_block", "fix_le
 class Target:
     """What there is to damage, as it was before the first damage: what is found later may lead anywhere."""
 
-    def __init__(self, disk):
+    def __init__(self, disk, trees=True):
         self.disk = disk
         self.trees, self.files = [], []
         self.extents = {}  # inode: entries of its extent tree
@@ -81,7 +81,7 @@ class Target:
             else:
                 continue
             self.extents[ino] = disk.extents(ino, inode)
-        if not self.trees or not self.files:
+        if (trees and not self.trees) or not self.files:
             raise ValueError("the image has no directory with an itree, or no files")
         self._nodes, self._used = {}, {}
         for ino in self.trees:

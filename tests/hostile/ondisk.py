@@ -177,10 +177,12 @@ class Disk:
             return out
         seen = set()
 
-        def walk(home, data):
+        def walk(home, data, below):
             if len(data) < 12:
                 return
             magic, entries, limit, depth = struct.unpack_from("<HHHH", data, 0)
+            # As libext2fs does: below the root the depth is what the way down makes it, whatever the block says.
+            depth = depth if below is None else below
             if magic != EXT_MAGIC or depth > 5 or entries > min(limit, (len(data) - 12) // 12):
                 return
             for n in range(entries):
@@ -191,13 +193,13 @@ class Disk:
                     out.append(Extent(home, at, depth, lblk, child, 0))
                     if child not in seen:
                         seen.add(child)
-                        walk(child, self.block(child))
+                        walk(child, self.block(child), depth - 1)
                 else:
                     lblk, length, high, low = struct.unpack_from("<IHHI", data, at)
                     length = length if length <= 32768 else length - 32768
                     out.append(Extent(home, at, 0, lblk, low | high << 32, length))
 
-        walk(None, inode[40:100])
+        walk(None, inode[40:100], None)
         return out
 
     def fix_extent_block(self, ino, block):
