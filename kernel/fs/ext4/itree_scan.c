@@ -226,21 +226,19 @@ void ext4_itree_scan_free(struct ext4_itree_scan *scan)
 }
 
 /* The largest key there is: what comes above it later, is new. */
-static u64 last_key(struct ext4_itree_scan *s, u32 *blocks)
+static u64 last_key(struct ext4_itree_scan *s, struct itree_info *info)
 {
-	struct itree_info info;
 	struct ext4_itree et;
 	u64 key = ~0ULL;
 	int ret;
 
-	*blocks = 0;
+	memset(info, 0, sizeof(*info));
 	if (!ext4_itree_usable(s->dir))
 		return key;
 	ret = ext4_itree_open(&et, NULL, s->dir);
 	if (!ret) {
 		ret = itree_last(&et.t, &key);
-		itree_get_info(&et.t, &info);
-		*blocks = info.blocks;
+		itree_get_info(&et.t, info);
 		ext4_itree_close(&et);
 	}
 	if (ret < 0 && ret != -ENOMEM)
@@ -251,8 +249,8 @@ static u64 last_key(struct ext4_itree_scan *s, u32 *blocks)
 /* Starts at @pos; what the scan knew of an earlier pass is void. */
 static void scan_start(struct ext4_itree_scan *s, loff_t pos)
 {
-	u32 tree_blocks;
-	u64 end = last_key(s, &tree_blocks);
+	struct itree_info info;
+	u64 end = last_key(s, &info);
 
 	free_moved(&s->moved);
 	ext4_itree_drop_window(s);
@@ -268,8 +266,13 @@ static void scan_start(struct ext4_itree_scan *s, loff_t pos)
 	s->want = WINDOW_MIN;
 	s->run_len = 0;
 	s->nr_samples = 0;
+	s->counting = !pos && info.blocks;
+	s->total = info.keys;
+	s->counted = 0;
+	s->counted_to = KEY_DOTDOT + 1;
+	s->start_version = inode_query_iversion(s->dir);
 	if (!pos)
-		ext4_itree_ahead_dir(s->dir, tree_blocks);
+		ext4_itree_ahead_dir(s->dir, info.blocks);
 }
 
 /* The reader went elsewhere, by seekdir(). */

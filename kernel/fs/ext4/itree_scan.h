@@ -68,6 +68,13 @@ struct ext4_itree_scan {
 	u32		want;		/* keys for the next one */
 	struct text_chunk *text;
 
+	/* Does an undisturbed pass meet as many keys as the root promises? */
+	bool		counting;
+	u64		total;		/* keys, says the root */
+	u64		counted;	/* keys below counted_to */
+	u64		counted_to;
+	u64		start_version;	/* i_version of the pass */
+
 	/* Within equal keys: the last name returned. */
 	u64		run_key;
 	u8		run_len;	/* 0: not within a run */

@@ -260,6 +260,39 @@ bad:
 	return ret;
 }
 
+/*
+ * A tree that has lost keys without a trace, as a wrong count in a node does
+ * where no checksum tells: at the end of a pass the root knows.  What it lost
+ * before this window can only be found by going round again.
+ */
+static int count_keys(struct fill *f, u64 lo)
+{
+	static const struct itree miscounted = {
+		.why = "not as many keys as the root says",
+		.why_lblk = ITREE_SEG_START,
+	};
+	struct ext4_itree_scan *s = f->s;
+
+	if (!s->counting)
+		return 0;
+	if (lo != s->counted_to ||
+	    !inode_eq_iversion(s->dir, s->start_version)) {
+		s->counting = false;
+		return 0;
+	}
+	s->counted += f->nr;
+	s->counted_to = s->win_hi + 1;
+	if (!s->last || s->counted == s->total)
+		return 0;
+	s->counting = false;
+	ext4_itree_bad(s->dir, -EFSCORRUPTED, &miscounted);
+	spin_lock(&s->dir->i_lock);
+	s->lost |= s->counted < s->total && lo > KEY_DOTDOT + 1;
+	s->end = ~0ULL;
+	spin_unlock(&s->dir->i_lock);
+	return -EFSCORRUPTED;
+}
+
 static int cmp_hashes(const void *a, const void *b)
 {
 	u32 x = ITREE_KEY_HASH(*(const u64 *)a);
@@ -353,6 +386,8 @@ static int fill_from_tree(struct fill *f, u64 lo)
 		return -ENOMEM;
 	err = take_keys(f, lo, s->want);
 	if (!err)
+		err = count_keys(f, lo);
+	if (!err)
 		err = make_room(s, s->nr + f->nr);
 	if (err || !f->nr)
 		return err;
@@ -425,6 +460,7 @@ static int fill_by_sorting(struct fill *f, u64 lo)
 	struct ext4_itree_scan *s = f->s;
 	int err;
 
+	s->counting = false;
 	f->bound = ~0ULL;
 	if ((s->dir->i_size >> s->dir->i_blkbits) > EXT4_ITREE_SORT_BLOCKS) {
 		err = select_bound(f, lo);

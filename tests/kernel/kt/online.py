@@ -142,9 +142,7 @@ def busy(g: Guest) -> None:
     dirs = [g.path(f"d{i}") for i in range(2)]
     rng = random.Random(g.p["seed"])
     logged = builds = rounds = locked = 0
-    writers = g.start(
-        "ops", *common, "--seed", g.p["seed"] + 1, "--plan", g.p["plan"], "--n", g.p["every"], "--m", 200
-    )
+    writers = g.start("ops", *common, "--seed", g.p["seed"] + 1, "--plan", g.p["plan"], "--n", g.p["every"], "--m", 200)
     while writers.poll() is None:
         for d in dirs:
             if rng.random() < 0.3:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import pathlib
 from collections.abc import Callable
 
-MODULES = ("matrix", "ops", "scans", "space", "modes", "corrupt", "crash", "roundtrip", "online")
+REPO = pathlib.Path(__file__).resolve().parents[3]
+MODULES = ("matrix", "ops", "scans", "space", "modes", "corrupt", "crash", "roundtrip", "online", "power", "damaged")
 
 
 @dataclasses.dataclass
@@ -35,6 +37,7 @@ class Case:
     fsck: str = "clean"  # or "repair": e2fsck -fy, then clean; or "none"
     host: str = ""  # function of kt.hostside, after the guest
     image: str = ""  # the prepared image that it starts from
+    base: str = ""  # or the image of tests/hostile
     prepares: bool = False  # only run to prepare an image
     slow: bool = False
 

@@ -20,7 +20,8 @@ import time
 import traceback
 
 REPO = pathlib.Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(REPO / "tests" / "vm"))
+sys.path[:0] = [str(REPO / "tests" / "vm"), str(REPO / "tests" / "hostile")]
+import bases  # noqa: E402
 import vm  # noqa: E402
 
 from kt import hostside, registry  # noqa: E402
@@ -179,6 +180,13 @@ class Runner:
             subprocess.run(["cp", "--sparse=always", "--reflink=auto", ready, image], check=True)
             shutil.copy(model, share / "model")
             return
+        if c.base:
+            with self.cond:
+                lock = self.locks.setdefault(f"base {c.base}", threading.Lock())
+            with lock:
+                ready = bases.get(c.base)
+            subprocess.run(["cp", "--sparse=always", ready, image], check=True)
+            return
         subprocess.run(["truncate", "-s", c.size, image], check=True)
         features = ",".join(x for x in (c.features, "itree" if self.itree and c.itree else "") if x)
         cmd = [tool("mke2fs"), "-q", "-F", "-t", "ext4", "-U", "69747265-6500-4000-8000-000000000001"]
@@ -264,6 +272,7 @@ class Runner:
             "sbin": str(SBIN),
             "itree": self.itree,
             "plain": self.plain,
+            "full": bool(os.environ.get("ITREE_FULL")),
         }
         (at / "job.json").write_text(json.dumps(job))
         res = vm.run(

@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""Power cuts: dm-log-writes records a workload, and each cut gives a disk as it was found afterwards.
+
+Behind each cut the kernel mounts what is there. Both indexes of every directory must agree, every message that had
+been acknowledged must be there, and e2fsck must find nothing. Every fourth disk is also handed to e2fsck alone,
+which then replays the journal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import random
+import shutil
+import subprocess
+import threading
+import time
+
+from kt import itree_ioctl as io
+from kt import logwrites
+from kt.crash import KNOWN
+from kt.guest import BUILD_AT, Failed, Guest
+from kt.registry import case
+
+CUTS, ALL_CUTS = 40, 200
+
+
+class Recorder:
+    """The file system's device with a log of all writes, from attach to detach."""
+
+    def __init__(self, g: Guest):
+        self.g, self.raw = g, g.dev
+        self.name = f"power-{g.disk}"
+        g.tmp.mkdir(parents=True, exist_ok=True)
+        self.log = g.tmp / "log"
+        self.start, self.base = g.tmp / "start", g.tmp / "base"
+
+    def attach(self) -> None:
+        g = self.g
+        g.run("cp", "--sparse=always", self.raw, self.start)
+        g.run("cp", "--sparse=always", self.start, self.base)
+        with open(self.log, "wb") as f:
+            f.truncate(2 << 30)
+        self.loop = g.run("losetup", "--show", "-f", self.log).stdout.strip()
+        sectors = g.run("blockdev", "--getsz", self.raw).stdout.strip()
+        self.dmsetup("create", self.name, "--table", f"0 {sectors} log-writes {self.raw} {self.loop}")
+        g.dev = "/dev/dm-" + self.dmsetup("info", "-c", "--noheadings", "-o", "minor", self.name).strip()
+
+    def detach(self) -> None:
+        self.dmsetup("remove", self.name)
+        self.g.run("losetup", "-d", self.loop)
+        self.g.dev = self.raw
+
+    def dmsetup(self, *args) -> str:
+        # There is no udev in the guest: only the kernel's own names of devices.
+        return self.g.run("dmsetup", "--noudevsync", "--noudevrules", *args).stdout
+
+    def mark(self, text: str) -> None:
+        self.dmsetup("message", self.name, "0", "mark", text)
+
+
+def thread(work, stop: threading.Event, faults: list[str]) -> threading.Thread:
+    """Calls work(number) again and again until told to stop."""
+
+    def loop():
+        number = 0
+        try:
+            while not stop.is_set():
+                work(number)
+                number += 1
+        except Exception as err:
+            faults.append(f"{work.__name__}, round {number}: {err!r}")
+
+    t = threading.Thread(target=loop, daemon=True)
+    t.start()
+    return t
+
+
+# --- workloads, each for one thread
+
+
+def deliver(g: Guest, rec: Recorder):
+    """As a mail server: write to tmp, fsync, rename into new, fsync the directory; then it is acknowledged."""
+    box = pathlib.Path(g.path("box"))
+
+    def one_message(number: int) -> None:
+        name = f"{1795000000 + number}.M{number * 7919 % 1000003}P{number}.mail,S=4096"
+        fd = os.open(box / "tmp" / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        os.write(fd, b"message\n" * (number % 100))
+        os.fsync(fd)
+        os.close(fd)
+        os.rename(box / "tmp" / name, box / "new" / name)
+        fd = os.open(box / "new", os.O_RDONLY)
+        os.fsync(fd)
+        os.close(fd)
+        rec.mark(f"new/{name}")
+        # One in eight is seen at once and moves on.
+        if number % 8 == 7:
+            os.rename(box / "new" / name, box / "cur" / f"{name}:2,S")
+
+    for sub in ("tmp", "new", "cur"):
+        (box / sub).mkdir(parents=True, exist_ok=True)
+    return one_message
+
+
+def farm(g: Guest, _rec: Recorder):
+    """As rsync --link-dest: a new directory of links to all of the last, the one before goes."""
+    top = pathlib.Path(g.path("farm"))
+
+    def snapshot(number: int) -> None:
+        new = top / str(number + 1)
+        new.mkdir()
+        for name in os.listdir(top / str(number)):
+            os.link(top / str(number) / name, new / name)
+        if number:
+            shutil.rmtree(top / str(number - 1))
+
+    return snapshot
+
+
+def rebuild(g: Guest, _rec: Recorder):
+    """Trees built and dropped while the directory changes."""
+    d = g.path("p0/d0")
+
+    def build_and_drop(_number: int) -> None:
+        io.itree(d, io.BUILD, io.FORCE)
+        time.sleep(0.05)
+        io.itree(d, io.DROP)
+        time.sleep(0.05)
+
+    return build_and_drop
+
+
+THREADS = {"deliver": deliver, "farm": farm, "rebuild": rebuild}
+
+
+def work(g: Guest, rec: Recorder) -> None:
+    procs = []
+    for p in range(g.p["procs"]):
+        top = g.path(f"p{p}")
+        procs.append(
+            g.start(
+                "ops", "--dir", top, "--model", g.model(f"p{p}"), "--dirs", 2, "--seed", g.p["seed"] * 10 + p,
+                "--plan", g.p["plan"], "--names", "mixed", "--n", 10**6, "--m", 150,
+            )
+        )  # fmt: skip
+    stop, faults = threading.Event(), []
+    threads = [thread(THREADS[name](g, rec), stop, faults) for name in g.p["threads"]]
+    end = time.monotonic() + g.p.get("seconds", 20)
+    while time.monotonic() < end or any(p.poll() is None for p in procs):
+        time.sleep(0.2)
+        os.sync()
+        if time.monotonic() > end + 200:
+            raise Failed("the workload does not end")
+    stop.set()
+    for t in threads:
+        t.join(60)
+    for proc in procs:
+        g.finish(proc)
+    g.want(not faults, f"the workload failed: {faults}")
+
+
+# --- after a cut
+
+
+def directories(g: Guest) -> list[str]:
+    found = []
+    for top, subs, _ in os.walk(g.mnt):
+        found += [os.path.join(top, s) for s in subs if s != "lost+found"]
+    return found
+
+
+def look(g: Guest, cut: logwrites.Cut, acked: set[str]) -> None:
+    """The kernel mounts it: indexes agree, and what was acknowledged is there."""
+    g.mount()
+    for d in directories(g):
+        tree = g.has_tree(d)
+        if tree:
+            a = io.itree(d, io.CHECK, diffs=4)
+            g.stats["trees"] = g.stats.get("trees", 0) + 1
+            g.want(
+                a.state & io.BAD == 0 and (a.missing, a.extra) == (0, 0) and a.keys == a.names,
+                f"{d}: {a.keys} keys, {a.names} names, {a.missing} missing, {a.extra} extra, {a.found} {a.why}",
+            )
+        elif g.dir_blocks(d) >= BUILD_AT:
+            g.stats["without"] = g.stats.get("without", 0) + 1
+        g.t("self", "--dir", d, "--out", g.model("seen"), *["--order"] * tree)
+    if acked:
+        there = set(os.listdir(g.path("box/new"))) | {n.split(":")[0] for n in os.listdir(g.path("box/cur"))}
+        gone = {n.split("/")[1] for n in acked} - there
+        g.want(not gone, f"{len(gone)} of {len(acked)} acknowledged messages are gone: {sorted(gone)[:3]}")
+        g.stats["acknowledged"] = max(g.stats.get("acknowledged", 0), len(acked))
+    if "rebuild" in g.p["threads"]:
+        # Whatever the build or drop had left: the next build works.
+        d = g.path("p0/d0")
+        if os.path.isdir(d) and io.itree(d, io.STAT).state & io.POSSIBLE:
+            io.itree(d, io.BUILD)
+            a = io.itree(d, io.CHECK)
+            g.want(a.state & io.HAS_TREE and (a.missing, a.extra) == (0, 0), f"the build after the cut: {a}")
+    g.fsck(KNOWN if g.p["fast"] else "")
+    g.stats[cut.kind] = g.stats.get(cut.kind, 0) + 1
+
+
+def only_e2fsck(g: Guest, image: pathlib.Path) -> None:
+    """e2fsck replays the journal, and then finds nothing."""
+    e2fsck = g.tool("e2fsck")
+    # Fast commits: what e2fsck 1.47.2 makes of them it has to repair itself (tests/kernel/README.md).
+    # Builds that were cut off leave blocks that only a full check looks for.
+    repair = g.p["fast"] or "rebuild" in g.p["threads"]
+    res = g.run(e2fsck, "-fy" if repair else "-y", image, check=False)
+    g.want(res.returncode in (0, 1), f"e2fsck: exit code {res.returncode}: {res.stdout[-300:]}")
+    g.want(repair or "itree" not in res.stdout, f"e2fsck -y repairs trees: {res.stdout[-500:]}")
+    res = g.run(e2fsck, "-fn", image, check=False)
+    g.want(res.returncode == 0, f"e2fsck -fn after e2fsck -y: {res.returncode}: {res.stdout[-500:]}")
+
+
+def lies(g: Guest, rec: Recorder, log: logwrites.Log, seed: int) -> None:
+    """A disk that loses what it said it had flushed: if nothing is found then, nothing would be found ever."""
+    rng, found = random.Random(seed), 0
+    image = g.tmp / "lies"
+    for _ in range(4):
+        g.run("cp", "--sparse=auto", rec.start, image)
+        fd = os.open(image, os.O_RDWR)
+        for entry in log.entries[: rng.randrange(len(log.entries) // 2, len(log.entries))]:
+            if rng.random() < 0.7:
+                log.write(fd, entry)
+        os.close(fd)
+        found += g.run(g.tool("e2fsck"), "-fy", image, check=False).returncode != 0
+    g.want(found > 0, "a disk that loses three writes in ten goes unnoticed")
+
+
+def keep(g: Guest, rec: Recorder, log: logwrites.Log, cut: logwrites.Cut) -> None:
+    """The disk as it was found, for whoever looks into a failure."""
+    path = g.share / f"cut-{cut.at}.img"
+    g.run("cp", "--sparse=always", rec.base, path)
+    fd = os.open(path, os.O_RDWR)
+    for k in cut.also:
+        log.write(fd, log.entries[k])
+    os.close(fd)
+
+
+def replay(g: Guest, rec: Recorder, start: str) -> None:
+    log = logwrites.Log(rec.log)
+    first = next(i for i, e in enumerate(log.entries) if e.mark == start)
+    count = ALL_CUTS if g.job["full"] else CUTS
+    cuts = logwrites.choose(log, count, g.p["seed"], first)
+    g.equal(len(cuts), count, "cut points")
+    g.stats["entries"] = len(log.entries)
+    disk, image = os.open(rec.base, os.O_RDWR), g.tmp / "cut"
+    at, acked = 0, set()
+    for number, cut in enumerate(cuts):
+        while at <= cut.flushed:
+            log.write(disk, log.entries[at])
+            at += 1
+        acked = {e.mark for e in log.entries[: cut.at + 1] if e.mark.startswith("new/")}
+        g.run("cp", "--sparse=auto", rec.base, image)
+        fd = os.open(image, os.O_RDWR)
+        for k in cut.also:
+            log.write(fd, log.entries[k])
+        os.close(fd)
+        before = len(g.fails)
+        if number % 4 == 3:
+            g.run("cp", "--sparse=auto", image, g.tmp / "tools")
+            only_e2fsck(g, g.tmp / "tools")
+        g.dev = g.run("losetup", "--show", "-f", image).stdout.strip()
+        try:
+            look(g, cut, acked)
+        except (Failed, OSError, subprocess.SubprocessError) as err:
+            g.fail(str(err))
+        finally:
+            with contextlib.suppress(Failed):
+                g.umount()
+            g.run("losetup", "-d", g.dev)
+            g.dev = rec.raw
+        if len(g.fails) > before:
+            g.fail(
+                f"the {len(g.fails) - before} findings above: cut {cut.kind} at entry {cut.at} of {len(log.entries)}"
+            )
+            keep(g, rec, log, cut)
+            if len(g.fails) > 10:
+                break
+    os.close(disk)
+    lies(g, rec, log, g.p["seed"])
+    log.close()
+    if g.job["itree"]:
+        g.want(g.stats.get("trees", 0) > len(cuts) // 2, "hardly a directory had a tree")
+
+
+def power(g: Guest) -> None:
+    g.mount()
+    for p in range(g.p["procs"]):
+        for i in range(2):
+            os.makedirs(g.path(f"p{p}/d{i}"))
+    if "farm" in g.p["threads"]:
+        os.mkdir(g.path("farm"))
+        os.mkdir(g.path("farm/0"))
+        g.t("fill", "--dir", g.path("farm/0"), "--model", g.model("farm"), "--n", 600, "--names", "mixed")
+    if "rebuild" in g.p["threads"]:
+        g.t("fill", "--dir", g.path("p0/d0"), "--model", g.model("p0") + ".0", "--n", 3000, "--names", "mixed")
+    g.umount()
+    rec = Recorder(g)
+    rec.attach()
+    try:
+        g.mount()
+        rec.mark("start")
+        work(g, rec)
+        g.umount()
+    finally:
+        with contextlib.suppress(Failed):
+            g.umount()
+        rec.detach()
+    if not g.fails:
+        replay(g, rec, "start")
+
+
+def _row(id_: str, seed: int, features: str, bs: int, threads: tuple[str, ...], **more) -> None:
+    case(
+        f"power-{id_}", "power",
+        {
+            "seed": seed, "threads": threads, "procs": 2, "plan": "60,900,200,700,0",
+            "fast": "fast_commit" in features, **more,
+        },
+        features=features, mkfs=("-b", str(bs), "-J", "size=8"), size="96M", memory="2G", cost=120, limit=1500,
+    )(power)  # fmt: skip
+
+
+_row("mail-1k", 1, "", 1024, ("deliver",))
+_row("mail-fastcommit", 2, "fast_commit", 4096, ("deliver",), plan="60,2500,600,0")
+_row("farm-1k", 3, "", 1024, ("farm", "deliver"), procs=1)
+_row("storms-journal", 4, "", 1024, ("deliver",), mount="data=journal", procs=3)
+_row("online-1k", 5, "", 1024, ("rebuild",), procs=1, plan="3000,3300,2800,3200")
