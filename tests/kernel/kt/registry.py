@@ -7,7 +7,7 @@ import dataclasses
 import importlib
 from collections.abc import Callable
 
-MODULES = ("matrix", "ops", "scans", "space", "modes", "corrupt", "crash", "roundtrip", "online", "tools")
+MODULES = ("matrix", "ops", "scans", "space", "modes", "corrupt", "crash", "roundtrip", "online", "tools", "scrub")
 
 
 @dataclasses.dataclass
