@@ -9,7 +9,9 @@ import pathlib
 from collections.abc import Callable
 
 REPO = pathlib.Path(__file__).resolve().parents[3]
-MODULES = ("matrix", "ops", "scans", "space", "modes", "corrupt", "crash", "roundtrip", "online", "power", "damaged")
+MODULES = (
+    "matrix", "ops", "scans", "space", "modes", "corrupt", "crash", "roundtrip", "online", "power", "damaged", "tools", "scrub",
+)  # fmt: skip
 
 
 @dataclasses.dataclass

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""e2scrub as it is installed, on snapshots that LVM makes of a mounted volume: its judgement of trees."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import re
+import shutil
+import threading
+import time
+
+from kt.guest import Failed, Guest
+from kt.registry import case
+from kt.tools import exact
+
+GROUP, VOLUME = "itreevg", "mail"
+# This disk alone, none of LVM's daemons, nothing kept in /etc. udev runs, as on any machine: lsblk asks it.
+LVM_CONF = """
+devices { use_devicesfile = 0  filter = [ "a|^%s$|", "r|.*|" ] }
+activation { monitoring = 0 }
+global { use_lvmpolld = 0  event_activation = 0 }
+backup { backup = 0  archive = 0 }
+"""
+
+
+@contextlib.contextmanager
+def volume(g: Guest, mib: int):
+    """A logical volume on the guest's disk, which becomes the case's device."""
+    if not shutil.which("lvcreate"):
+        raise Failed("lvcreate is not installed: run `make deps`")
+    g.tmp.mkdir(parents=True, exist_ok=True)
+    (g.tmp / "lvm.conf").write_text(LVM_CONF % g.dev)
+    os.environ["LVM_SYSTEM_DIR"] = str(g.tmp)
+    os.environ["LVM_SUPPRESS_FD_WARNINGS"] = "1"
+    disk, name = g.dev, g.disk
+    try:
+        g.run("vgcreate", "-y", GROUP, disk)
+        g.run("lvcreate", "-y", "-Wn", "-Zn", "-L", f"{mib}m", "-n", VOLUME, GROUP)
+        g.dev = f"/dev/{GROUP}/{VOLUME}"
+        g.disk = os.path.basename(os.path.realpath(g.dev))
+        yield
+    finally:
+        with contextlib.suppress(Failed):
+            g.umount()
+        g.run("vgchange", "-an", GROUP, check=False)
+        g.dev, g.disk = disk, name
+
+
+@contextlib.contextmanager
+def installed(g: Guest):
+    """e2scrub runs /sbin/e2fsck and /sbin/tune2fs: ours, while this lasts."""
+    done = []
+    try:
+        for name in ("e2fsck", "tune2fs", "dumpe2fs"):
+            there = pathlib.Path("/sbin", name).resolve()
+            g.run("mount", "--bind", g.tool(name), there)
+            done.append(there)
+        yield
+    finally:
+        for there in done:
+            g.run("umount", there, check=False)
+
+
+def scrub(g: Guest, want: int, words: str) -> str:
+    """The exit code and a line of what it says; no snapshot is left."""
+    res = g.run(g.tool("e2scrub"), g.mnt, check=False, timeout=300)
+    said = res.stdout + res.stderr
+    g.equal(res.returncode, want, f"exit code of e2scrub, which says {said[-700:]!r}")
+    g.want(words in said, f"e2scrub does not say {words!r} but {said[-700:]!r}")
+    g.equal(g.run("lvs", "--noheadings", "-o", "lv_name", GROUP).stdout.split(), [VOLUME], "logical volumes left")
+    return said
+
+
+def state(g: Guest) -> str:
+    head = g.run(g.tool("dumpe2fs"), "-h", g.dev).stdout
+    return re.search(r"^Filesystem state: +(.*)$", head, re.M)[1]
+
+
+def at_work(g: Guest, stop: threading.Event) -> None:
+    """Creates, renames and deletes in the directory with the tree until told to stop."""
+    number = 0
+    while not stop.is_set():
+        path = g.path(f"d/work-{number % 300:04}-{'n' * 60}")
+        pathlib.Path(path).write_text(str(number))
+        os.rename(path, f"{path}-moved")
+        if number % 3:
+            os.unlink(f"{path}-moved")
+        number += 1
+        # The guest has one processor, which the scrub needs, too.
+        time.sleep(0.01)
+    g.stats["changes"] = number
+
+
+def e2scrub(g: Guest) -> None:
+    with volume(g, 160), installed(g):
+        g.run(g.tool("mke2fs"), "-q", "-F", "-t", "ext4", "-O", "itree", "-b", "1024", g.dev)
+        g.run("udevadm", "trigger", "--settle", "--action=change", os.path.realpath(g.dev))
+        g.mount()
+        for name in ("d", "e"):
+            g.t("fill", "--dir", g.path(name), "--model", g.model(name), "--n", 1800, "--names", "mixed")
+            g.want_tree(g.path(name))
+        # Sound, mounted, with a file that is open and has no name, and one that works in it.
+        fd = os.open(g.path("d/gone"), os.O_CREAT | os.O_RDWR)
+        os.unlink(g.path("d/gone"))
+        stop = threading.Event()
+        worker = threading.Thread(target=at_work, args=(g, stop))
+        worker.start()
+        try:
+            scrub(g, 0, "Scrub succeeded")
+        finally:
+            stop.set()
+            worker.join()
+        os.close(fd)
+        g.want(g.stats.get("changes", 0) > 20, f"{g.stats.get('changes')} changes during the scrub")
+        g.equal(state(g), "clean", "state after a scrub that succeeded")
+        # A tree that is not there is no damage.
+        g.run(g.tool("e4itree"), "drop", g.path("e"))
+        g.equal(g.has_tree(g.path("e")), False, "flag after e4itree drop")
+        scrub(g, 0, "Scrub succeeded")
+        # One that is wrong is, though nothing but the tree is affected.
+        g.umount()
+        for damage in ("itree_poke /d 1 16 0b000000", "itree_poke -c /d 1 40 ffff"):
+            g.run(g.tool("debugfs"), "-w", "-R", damage, g.dev)
+            g.mount()
+            said = scrub(g, 6, "Scrub FAILED due to corruption")
+            g.want("tree of directory inode" in said, f"nothing of a tree in {said[-700:]!r}")
+            g.want("error" in state(g), f"state after a scrub that failed: {state(g)}")
+            g.umount()
+            # As it asks: what e2fsck did to the snapshot, it does to the volume.
+            res = g.run(g.tool("e2fsck"), "-fy", g.dev, check=False)
+            g.equal(res.returncode, 1, f"e2fsck -fy after {damage}")
+            exact(g)
+        g.mount()
+        scrub(g, 0, "Scrub succeeded")
+        g.equal(g.counter("drops"), 0, "trees dropped")
+        g.t("self", "--dir", g.path(), *g.order)
+        g.want_tree(g.path())
+        g.fsck()
+        exact(g)
+
+
+case("e2scrub", "tools", {}, size="512M", fsck="none", cost=30, limit=400)(e2scrub)

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""Tools at work on mounted and encrypted file systems: what they show, and that trees come to no harm."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+
+from kt.guest import SEGMENT, Guest
+from kt.registry import case
+from kt.roundtrip import debugfs
+
+EXTENT = re.compile(r" *\d+: +(\d+)\.\. *(\d+): +(\d+)\.\. *(\d+): +(\d+): +(?:(\d+):)? *,?(\S*)")
+
+
+def exact(g: Guest, path: str = "/d") -> None:
+    """Unmounted: the tree is there, and has what its directory has."""
+    said = debugfs(g, f"itree_verify {path}", write=False)
+    g.want("clean" in said, f"itree_verify {path} says {said[:200]!r}")
+
+
+def repair(g: Guest, *options: str) -> int:
+    """e2fsck as given, then -fn; returns the first exit code."""
+    code = g.run(g.tool("e2fsck"), *options, g.dev, check=False, timeout=300).returncode
+    g.want(code in (0, 1), f"e2fsck {' '.join(options)}: exit code {code}")
+    g.fsck()
+    return code
+
+
+# --- filefrag, e2freefrag, lsattr, dumpe2fs
+
+
+def filefrag(g: Guest, path: str, *options: str) -> tuple[int, list[tuple]]:
+    """(extents that it counts, [(logical, physical, length, expected or None, flags)])"""
+    out = g.run(g.tool("filefrag"), *options, "-v", path).stdout
+    found = []
+    for m in filter(None, map(EXTENT.fullmatch, out.splitlines())):
+        logical, end, physical, last, length = map(int, m.groups()[:5])
+        g.want(end - logical + 1 == length == last - physical + 1, f"filefrag does not add up: {m[0]!r}")
+        found.append((logical, physical, length, int(m[6]) if m[6] else None, m[7].split(",")))
+    counted = re.search(r": (\d+) extents? found", out)
+    if not counted or not found:
+        g.fail(f"filefrag of {path} says {out[-400:]!r}")
+        return 0, []
+    return int(counted[1]), found
+
+
+def filefrag_of_directories(g: Guest) -> None:
+    d, bsize = g.path(), os.statvfs(g.mnt).f_bsize
+    counted, extents = filefrag(g, d)
+    own = [e for e in extents if "itree" not in e[4]]
+    tree = [e for e in extents if "itree" in e[4]]
+    g.equal(sum(e[2] for e in own), g.dir_blocks(d), "blocks of the directory, by filefrag")
+    g.equal([e[0] for e in own if "eof" in e[4]], [own[-1][0]], "extents marked eof")
+    want = [(logical, physical // bsize, length // bsize) for logical, physical, length in g.segment(d)]
+    g.equal([e[:3] for e in tree], want, "the tree's extents, by filefrag")
+    g.equal(tree[0][0], SEGMENT, "the tree's first block")
+    breaks = 0
+    for before, this in zip(extents, extents[1:], strict=False):
+        follows = this[1] == before[1] + before[2]
+        breaks += not follows
+        g.equal(this[3], None if follows else before[1] + before[2], f"where filefrag expects block {this[0]}")
+    g.equal(counted, 1 + breaks, "extents that filefrag counts")
+    # The same in bytes of another size; other kinds of inode are shown as ever.
+    factor = bsize // 512
+    in_sectors = [tuple(x * factor for x in e[:3]) for e in extents]
+    g.equal([e[:3] for e in filefrag(g, d, "-b512")[1]], in_sectors, "extents in sectors")
+    for path in ("small", "plain"):
+        for extent in filefrag(g, g.path(path))[1]:
+            g.want("itree" not in extent[4], f"filefrag finds a tree in {path}: {extent}")
+    g.stats["extents"] = counted
+
+
+def free_space(g: Guest) -> None:
+    """Unmounted: the histogram adds up to the free blocks, no tree's block is among them."""
+    out = g.run(g.tool("e2freefrag"), g.dev).stdout
+    rows = re.findall(r"^ *\d+[KMGT]?\.\.\. +\d+[KMGT]?- *: +(\d+) +(\d+) +[\d.]+%$", out, re.M)
+    head = g.run(g.tool("dumpe2fs"), "-h", g.dev).stdout
+    free = int(re.search(r"^Free blocks: +(\d+)", head, re.M)[1])
+    g.equal(sum(int(blocks) for _, blocks in rows), free, "free blocks in e2freefrag's histogram")
+    g.equal(int(re.search(r"^Free blocks: (\d+)", out, re.M)[1]), free, "free blocks by e2freefrag")
+    g.want("itree" in re.search(r"^Filesystem features: +(.*)$", head, re.M)[1].split(), "dumpe2fs: no itree")
+
+
+def shown(g: Guest) -> None:
+    g.mount()
+    os.mkdir(g.path("small"))
+    # A file between the directory's blocks now and then: they are in pieces.
+    for n in (700, 1400, 3000):
+        pathlib.Path(g.path("plain" if n == 3000 else f"between{n}")).write_bytes(b"x" * 70000)
+        g.t("fill", "--dir", g.path(f"d{n}"), "--model", g.model(f"d{n}"), "--n", n, "--names", "mixed")
+    os.rename(g.path("d3000"), g.path())
+    os.sync()
+    g.want_tree(g.path())
+    lsattr = pathlib.Path(g.job["sbin"]).parent / "bin" / "lsattr"
+    for name, due in (("d", True), ("small", False), ("plain", False)):
+        letters = g.run(lsattr, "-d", g.path(name)).stdout.split()[0]
+        g.equal("O" in letters, due, f"the tree's letter in what lsattr says of {name} ({letters})")
+        long = g.run(lsattr, "-dl", g.path(name)).stdout
+        g.equal("Inode_Ordered" in long, due, f"the tree's name in what lsattr -l says of {name} ({long.strip()})")
+    filefrag_of_directories(g)
+    g.umount()
+    free_space(g)
+    exact(g)
+
+
+for _bs in (1024, 4096):
+    case(f"shown-{_bs}", "tools", {}, mkfs=("-b", str(_bs)), size="128M", cost=12)(shown)
+
+
+# --- e4defrag
+
+
+def in_pieces(g: Guest, folder: str, count: int, rounds: int) -> dict[str, bytes]:
+    """Files whose blocks alternate on the disk."""
+    size = os.statvfs(g.mnt).f_bsize * 2
+    written = {f"{folder}/piece{i}": b"" for i in range(count)}
+    for round_ in range(rounds):
+        for number, path in enumerate(written):
+            data = bytes([65 + round_, number]) * (size // 2)
+            with open(path, "ab") as out:
+                out.write(data)
+                out.flush()
+                os.fsync(out.fileno())
+            written[path] += data
+    return written
+
+
+def defrag(g: Guest) -> None:
+    """Defragmenting a whole volume puts its files together and leaves directories and trees where they are."""
+    g.mount()
+    written = {}
+    for name in ("d", "e"):
+        g.t("fill", "--dir", g.path(name), "--model", g.model(name), "--n", 2500, "--names", "mixed")
+        written |= in_pieces(g, g.path(name), 12, 6)
+        g.want_tree(g.path(name))
+    os.sync()
+
+    def pieces():
+        return sum(filefrag(g, path)[0] for path in written)
+
+    def maps():
+        return {name: filefrag(g, g.path(name))[1] for name in ("d", "e")}
+
+    names = {name: sorted(os.listdir(g.path(name))) for name in ("d", "e")}
+    before, where = pieces(), maps()
+    g.want(before > 3 * len(written), f"{len(written)} files in {before} pieces: nothing to do")
+    g.run(g.tool("e4defrag"), g.mnt, check=False, timeout=300)
+    os.sync()
+    after = pieces()
+    g.want(after < before // 2, f"{before} pieces before, {after} after e4defrag")
+    g.stats.update(before=before, after=after)
+    g.equal(maps(), where, "where the directories' blocks are")
+    g.again()
+    for path, data in written.items():
+        g.want(pathlib.Path(path).read_bytes() == data, f"other contents in {path}")
+    for name in ("d", "e"):
+        g.want_tree(g.path(name))
+        g.t("self", "--dir", g.path(name), *g.order)
+        g.equal(sorted(os.listdir(g.path(name))) == names[name], True, f"the names in {name}")
+    g.equal(g.counter("drops"), 0, "trees dropped")
+    g.fsck()
+    exact(g, "/d")
+    exact(g, "/e")
+
+
+case("defrag", "tools", {}, mkfs=("-b", "4096"), size="256M", cost=15)(defrag)
+
+
+# --- e2fsck without the key
+
+
+def without_key(g: Guest) -> None:
+    """e2fsck checks, packs and repairs the tree of a directory whose names it cannot read."""
+    from kt.matrix import full_check, remounted, set_up
+
+    d = g.path()
+    g.mount()
+    set_up(g)
+    g.t("fill", "--dir", d, "--model", g.model(), "--n", g.p["n"], "--names", g.p["names"])
+    g.t("age", "--dir", d, "--model", g.model(), "--percent", 30, "--seed", 3, "--names", g.p["names"])
+    g.want_tree(d)
+    g.fsck()
+    exact(g)
+    before = debugfs(g, "itree_stat /d", write=False)
+    hashed = re.search(r"Content hash: \S+", before)
+    for options, damage in (
+        (("-fy",), ""),
+        (("-fyD",), ""),
+        (("-fy",), "itree_poke /d 0 0 00000000"),
+        (("-fy",), "itree_poke /d 1 16 0b000000"),
+        (("-fy",), "itree_drop /d"),
+        (("-fyD",), ""),
+    ):
+        if damage:
+            debugfs(g, damage)
+            code = repair(g, *options)
+            g.equal(code, 0 if "drop" in damage else 1, f"exit code of e2fsck -fy after {damage}")
+        else:
+            repair(g, *options)
+        if "drop" in damage:
+            continue
+        exact(g)
+        now = debugfs(g, "itree_stat /d", write=False)
+        g.want(hashed and hashed[0] in now, f"other keys after {damage} e2fsck {options}: {before!r}, then {now!r}")
+    g.mount()
+    g.listing(None, None, "--nokey")
+    remounted(g)
+    full_check(g)
+    # A directory that e2fsck packed goes on as any other.
+    g.t("age", "--dir", d, "--model", g.model(), "--percent", 20, "--seed", 4, "--names", g.p["names"])
+    g.listing()
+    g.equal(g.counter("drops"), 0, "trees dropped")
+
+
+case(
+    "without-key", "tools", {"n": 3000, "names": "skew", "crypt": True},
+    features="encrypt", mkfs=("-b", "1024"), size="128M", cost=25,
+)(without_key)  # fmt: skip
+case(
+    "without-key-casefold", "tools", {"n": 400, "names": "ascii", "crypt": True, "casefold": True},
+    features="encrypt,casefold", mkfs=("-b", "1024", "-E", "encoding=utf8"), size="128M", cost=25,
+)(without_key)  # fmt: skip
