@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 REPO = pathlib.Path(__file__).resolve().parents[3]
 MODULES = (
-    "matrix", "ops", "scans", "space", "modes", "corrupt", "crash", "roundtrip", "online", "power", "damaged", "tools", "scrub",
+    "matrix", "ops", "scans", "space", "modes", "corrupt", "crash", "roundtrip", "online", "power", "damaged",
+    "tools", "scrub",
 )  # fmt: skip
 
 
