@@ -49,14 +49,14 @@ class Version:
                 raise tb.BuildError("this is no git checkout: set SOURCE_DATE_EPOCH and ITREE_RELEASE")
             seconds, commit = res.stdout.split()
             epoch = epoch or seconds
-            stamp = datetime.datetime.fromtimestamp(int(seconds), datetime.timezone.utc)
+            stamp = datetime.datetime.fromtimestamp(int(seconds), datetime.UTC)
             dirty = bool(run([*git, "status", "--porcelain", "--untracked-files=no"]).strip())
             release = release or f"0.{stamp:%Y%m%d%H%M}.g{commit}{'.changed' * dirty}"
         self.epoch, self.release = int(epoch), release
 
     @property
     def date(self):
-        return datetime.datetime.fromtimestamp(self.epoch, datetime.timezone.utc)
+        return datetime.datetime.fromtimestamp(self.epoch, datetime.UTC)
 
 
 def tarball(files, dest, epoch):
@@ -84,7 +84,7 @@ def expand(template, dest, **words):
 
 
 class Key:
-    """A GPG home with one secret key: that of a file (--key, ITREE_SIGN_KEY), or a test key made once and kept in DIR.
+    """A GPG home with one secret key: that of a file (--key), or a test key made once and kept in a directory.
 
     The home lies in /tmp, since the agent's socket wants a short path, and goes
     when the context ends.
@@ -133,8 +133,9 @@ class Key:
         dest.write_text(text)
 
     def sign_rpms(self, rpms):
-        run(["rpmsign", "--define", f"_gpg_name {self.fingerprint}", "--define", f"_gpg_path {self.home}",
-             "--define", f"__gpg {shutil.which('gpg')}", "--addsign", *rpms], env={**os.environ, "GNUPGHOME": str(self.home)})  # fmt: skip
+        macros = (f"_gpg_name {self.fingerprint}", f"_gpg_path {self.home}", f"__gpg {shutil.which('gpg')}")
+        options = [word for macro in macros for word in ("--define", macro)]
+        run(["rpmsign", *options, "--addsign", *rpms], env={**os.environ, "GNUPGHOME": str(self.home)})
 
     def sign_file(self, path):
         """A detached, armoured signature beside the file."""
