@@ -10,7 +10,7 @@ TIMEOUT ?= 600
 export ITREE_CMD := $(value CMD)
 
 .PHONY: help deps fetch kernel e2fsprogs vm demo test lint format clean distclean \
-	srpm rpm repo test-packages \
+	srpm rpm repo deb test-packages \
 	test-core test-sources test-bench test-e2fsprogs test-vm test-kernel fuzz-e2fsck
 
 help: ## this list
@@ -41,6 +41,9 @@ rpm: ## RPMs built from them into build/packages/RPMS
 
 repo: ## a signed repository of both in build/packages/repo (ITREE_SIGN_KEY=FILE, ITREE_BASEURL=URL)
 	@packaging/rpm/build repo
+
+deb: ## .debs for Debian 12 into build/packages/DEBS, and a signed APT repository of them in build/packages/apt
+	@packaging/deb/build repo
 
 demo: $(PYTHON) ## the main job: list and back up a huge directory, tree ignored and tree used
 	@bench/demo

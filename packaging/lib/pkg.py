@@ -4,11 +4,14 @@
 import contextlib
 import datetime
 import gzip
+import importlib.machinery
+import importlib.util
 import io
 import os
 import pathlib
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 
@@ -57,6 +60,18 @@ class Version:
     @property
     def date(self):
         return datetime.datetime.fromtimestamp(self.epoch, datetime.UTC)
+
+
+def e2fsprogs_parts():
+    """Our files as {path in the tree: file}, and our patches in order: what e2fsprogs/build lays over the source."""
+    loader = importlib.machinery.SourceFileLoader("e2fsprogs_build", str(REPO / "e2fsprogs" / "build"))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    written, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        loader.exec_module(module)
+    finally:
+        sys.dont_write_bytecode = written
+    return module.inputs_of("", ())[:2]
 
 
 def tarball(files, dest, epoch):

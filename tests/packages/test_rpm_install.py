@@ -8,8 +8,8 @@ VERSION = "1.47.2"
 
 def ours(release):
     return sorted([
-        f"e2fsprogs-itree-{VERSION}-{release}", f"e2fsprogs-itree-libs-{VERSION}-{release}", f"itree-release-1-{release}",
-        f"itree-storage-server-1-{release}", "test-base-1-1",
+        f"e2fsprogs-itree-{VERSION}-{release}", f"e2fsprogs-itree-libs-{VERSION}-{release}",
+        f"itree-release-1-{release}", f"itree-storage-server-1-{release}", "test-base-1-1",
     ])  # fmt: skip
 
 
