@@ -118,7 +118,9 @@ class Key:
                 raise tb.BuildError(f"--key {source}: no such file")
             if not source.exists():
                 self._make(source)
-            self.gpg("--import", source)
+            res = self.gpg("--import", source, check=False)
+            if res.returncode:
+                raise tb.BuildError(f"{source} could not be read as a key:\n{res.stdout.strip()}")
             keys = [t.split(":") for t in self.gpg("--list-secret-keys", "--with-colons").splitlines()]
             prints = [k[9] for k in keys if k[0] == "fpr"]
             if not prints:
@@ -135,9 +137,9 @@ class Key:
     def __exit__(self, *exc):
         self.stack.close()
 
-    def gpg(self, *args):
+    def gpg(self, *args, **kwargs):
         return run(["gpg", "--homedir", self.home, "--batch", "--no-tty", "--quiet", "--pinentry-mode", "loopback",
-                    "--passphrase", "", *args])  # fmt: skip
+                    "--passphrase", "", *args], **kwargs)  # fmt: skip
 
     def _make(self, dest):
         tb.say("packages", "no key was given (--key FILE): making a test key")

@@ -146,11 +146,11 @@ class Root:
         return call("chroot", self.path, "/bin/sh", "-ec", script, ok=ok)[1]
 
     def files(self):
-        """All paths with type and content, but the package database and caches."""
+        """All paths with type and content, but the package database, caches and logs (dnf puts them below the root's /tmp)."""
         out = {}
         for path in sorted(self.path.rglob("*")):
             rel = path.relative_to(self.path)
-            if rel.parts[:1] == ("var",) or rel.parts[0] == "root" or str(rel) == "etc/ld.so.cache":
+            if rel.parts[0] in ("var", "tmp", "root") or str(rel) == "etc/ld.so.cache":
                 continue
             out[str(rel)] = os.readlink(path) if path.is_symlink() else path.is_file() and path.read_bytes()
         return out
