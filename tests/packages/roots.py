@@ -146,7 +146,7 @@ class Root:
         return call("chroot", self.path, "/bin/sh", "-ec", script, ok=ok)[1]
 
     def files(self):
-        """All paths with type and content, but the package database, caches and logs (dnf puts them below the root's /tmp)."""
+        """All paths with type and content, but the package database, caches and logs: dnf puts those below /tmp."""
         out = {}
         for path in sorted(self.path.rglob("*")):
             rel = path.relative_to(self.path)
