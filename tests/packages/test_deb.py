@@ -114,6 +114,21 @@ def test_install_and_use(host):
         assert not [t for t in lost if "/share/" not in t], lost
 
 
+def test_back_to_debians(host):
+    """As README.itree says, with the packages of the mirror this host is configured with."""
+    host.apt("update")
+    host.apt("install", "e2fsprogs")
+    offered = host.run("apt-cache madison e2fsprogs").split()
+    if len(offered) < 3:
+        pytest.skip("no mirror of Debian offers e2fsprogs here")
+    wanted = f"e2fsprogs={offered[2]} libext2fs2={offered[2]}"
+    host.run(f"DEBIAN_FRONTEND=noninteractive apt-get -y --allow-downgrades -o Dpkg::Use-Pty=0 install {wanted}")
+    now = host.versions()
+    assert all(v == (offered[2], "ii") for v in now.values()), now
+    assert host.run("dpkg --audit") == ""
+    host.run(USE.format(options=""))
+
+
 def test_again_says_nothing(host):
     host.apt("update")
     host.apt("install", "e2fsprogs")
@@ -137,13 +152,32 @@ def test_wrong_or_no_key(host):
     refused(host, "NO_PUBKEY|not signed|couldn't be verified|unreadable", "update")
 
 
-def test_tampered(host):
+def test_tampered_package(host):
     host.apt("update")
     (path,) = (host.root / "repo").glob("e2fsprogs_*.deb")
     data = bytearray(path.read_bytes())
     data[-1000] ^= 0x40
     path.write_bytes(data)
     refused(host, "(?i)hash sum mismatch|unexpected size", "install", "e2fsprogs")
+
+
+def test_tampered_metadata(host):
     packages = host.root / "repo" / "Packages"
     packages.write_text(packages.read_text().replace("Priority: required", "Priority: optional"))
     refused(host, "(?i)hash sum mismatch|unexpected size", "update")
+
+
+def test_full_disk(host):
+    """What was installed stays, and with room made it is put right as dpkg says. The copy's changes lie in a tmpfs."""
+    host.apt("update")
+    roots.call("mount", "-o", "remount,size=16M", host.aside)
+    free = os.statvfs(host.aside)
+    with open(host.aside / "ballast", "wb") as handle:
+        handle.write(b"\0" * max(0, free.f_bavail * free.f_frsize - (1 << 19)))
+    refused(host, "(?i)not enough|enough free space|No space left", "install", "e2fsprogs")
+    host.run("e2fsck -V")
+    (host.aside / "ballast").unlink()
+    roots.call("mount", "-o", "remount,size=1G", host.aside)
+    host.run("dpkg --configure -a")  # as dpkg itself says
+    host.apt("install", "e2fsprogs")
+    assert host.run("dpkg --audit") == ""
