@@ -10,6 +10,7 @@ TIMEOUT ?= 600
 export ITREE_CMD := $(value CMD)
 
 .PHONY: help deps fetch kernel e2fsprogs vm demo test lint format clean distclean \
+	srpm rpm repo deb test-packages \
 	test-core test-sources test-bench test-e2fsprogs test-vm test-kernel fuzz-e2fsck
 
 help: ## this list
@@ -31,6 +32,18 @@ vm: $(PYTHON) ## run CMD='...' in that kernel (MEM=1G, DISK='a.img b.img', SHARE
 	@test -n "$$ITREE_CMD" || { echo "make vm: say what to run, as in: make vm CMD='uname -a'" >&2; exit 2; }
 	@tests/vm/run --memory $(MEM) --timeout $(TIMEOUT) $(addprefix --kernel ,$(KERNEL)) $(addprefix --disk ,$(DISK)) \
 		$(addprefix --share ,$(SHARE)) -- "$$ITREE_CMD"
+
+srpm: ## source RPMs into build/packages/SRPMS
+	@packaging/rpm/build srpm
+
+rpm: ## RPMs built from them into build/packages/RPMS
+	@packaging/rpm/build rpm
+
+repo: ## a signed repository of both in build/packages/repo (ITREE_SIGN_KEY=FILE, ITREE_BASEURL=URL)
+	@packaging/rpm/build repo
+
+deb: ## .debs for Debian 12 into build/packages/DEBS, and a signed APT repository of them in build/packages/apt
+	@packaging/deb/build repo
 
 demo: $(PYTHON) ## the main job: list and back up a huge directory, tree ignored and tree used
 	@bench/demo
@@ -58,6 +71,9 @@ test-kernel: $(PYTHON) ## the file system in the kernel, and KUnit
 
 fuzz-e2fsck: ## libFuzzer on libext2fs over damaged trees for 10 minutes, then e2fsck on what it found
 	@tests/hostile/fuzz --seconds 600 && tests/hostile/fuzz --e2fsck
+
+test-packages: $(PYTHON) ## RPMs, .debs and repositories: built, installed, upgraded, swapped, refused
+	@tests/run tests/packages
 
 lint: $(PYTHON) ## licence lines, shellcheck, ruff, clang-format, checkpatch, sparse, W=1
 	@tests/lint

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""What is built: lint, the same bytes by another user elsewhere, sources that are ours and the pristine one."""
+
+import hashlib
+import os
+import pathlib
+import re
+import shutil
+import tempfile
+
+import pytest
+import roots
+from conftest import REPO
+
+RPM = REPO / "packaging" / "rpm"
+NOBODY = 65534
+
+
+def names(directory):
+    return sorted(p.name for p in directory.glob("*.rpm"))
+
+
+def test_rpmlint(old):
+    """Clean, but for what packaging/rpm/rpmlint.toml excuses with a reason."""
+    packages = [*sorted((old / "RPMS").glob("*.rpm")), *sorted((old / "SRPMS").glob("*.rpm"))]
+    code, said = roots.call("rpmlint", "-c", RPM / "rpmlint.toml", *packages, ok=None)
+    assert re.search(rf"{len(packages)} packages .* checked; 0 errors, 0 warnings", said) and code == 0, said
+
+
+def test_each_program_has_its_page(old):
+    paths = roots.call("rpm", "-qpl", *sorted((old / "RPMS").glob("*.rpm")))[1].split()
+    programs = [p.rsplit("/", 1)[1] for p in paths if re.match(r"/usr/s?bin/", p)]
+    assert len(programs) > 25
+    for name in programs:
+        assert any(re.search(rf"/man[18]/{re.escape(name)}\.[18]", p) for p in paths), f"{name} has no man page"
+
+
+def test_sources_are_the_pristine_one_and_ours(old, tmp_path):
+    (srpm,) = (old / "SRPMS").glob("e2fsprogs-itree-*.src.rpm")
+    roots.call("sh", "-c", 'rpm2cpio "$1" | cpio -id --quiet', "sh", srpm, cwd=tmp_path)
+    (line,) = [t.split() for t in (REPO / "sources.lock").read_text().splitlines() if t.startswith("e2fsprogs ")]
+    assert hashlib.sha256((tmp_path / line[3]).read_bytes()).hexdigest() == line[2]
+    series = [t.strip() for t in (REPO / "e2fsprogs" / "patches" / "series").read_text().splitlines()]
+    want = [t for t in series if t and not t.startswith("#")]
+    assert re.findall(r"^Patch\d+:\s+(\S+)$", (tmp_path / "e2fsprogs-itree.spec").read_text(), re.M) == want
+
+
+def test_scriptlets_touch_no_file_system(old):
+    said = roots.call("rpm", "-qp", "--scripts", "--triggers", *sorted((old / "RPMS").glob("*.rpm")))[1]
+    assert "no file system has been changed" in said
+    assert not re.search(r"mke2fs|tune2fs|e2fsck|mount|grub", said), said
+
+
+@pytest.fixture
+def elsewhere():
+    """A directory that an ordinary user can reach; pytest's own are closed to others."""
+    with tempfile.TemporaryDirectory(prefix="itree-rebuild-") as path:
+        os.chmod(path, 0o755)
+        yield pathlib.Path(path)
+
+
+def test_the_same_bytes_by_another_user_elsewhere(old, elsewhere):
+    """An ordinary user rebuilds the SRPMs in another place, without compiler cache: identical payloads."""
+    top = elsewhere
+    (top / "tmp").mkdir()
+    user = ()
+    if os.geteuid() == 0:
+        os.chown(top, NOBODY, NOBODY)
+        os.chown(top / "tmp", NOBODY, NOBODY)
+        user = ("setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups")
+    for srpm in sorted((old / "SRPMS").glob("*.src.rpm")):
+        copy = top / "tmp" / srpm.name
+        shutil.copy(srpm, copy)
+        copy.chmod(0o644)
+        roots.call(*user, "env", f"HOME={top}", f"TMPDIR={top}/tmp", "rpmbuild", "--rebuild", "--nodeps",
+                   "--define", f"_topdir {top}/build", copy, cwd=top)  # fmt: skip
+    rebuilt = {p.name: p for p in (top / "build" / "RPMS").rglob("*.rpm")}
+    assert sorted(rebuilt) == names(old / "RPMS")
+    query = ("rpm", "-qp", "--qf", "%{PAYLOADDIGEST} %{BUILDTIME} %{BUILDHOST}\\n")
+    for name, path in rebuilt.items():
+        one, two = roots.call(*query, old / "RPMS" / name)[1], roots.call(*query, path)[1]
+        assert len(one.split()[0]) == 64 and one == two, name
