@@ -41,6 +41,7 @@ struct record {
 struct range {
 	int64_t start, end;
 	uint64_t first; /* inode of the entry at start */
+	uint64_t sum; /* over all positions and inodes */
 };
 
 struct dorder {
@@ -51,6 +52,11 @@ struct dorder {
 	bool sorting;
 	uint64_t last; /* inode passed on last */
 	int64_t start; /* of the next record in io */
+	/*
+	 * Up to here it is settled what is a window and what is passed on: a
+	 * position told before must not find itself in another window later.
+	 */
+	int64_t settled;
 	size_t pos, len;
 	int error; /* met while a window was read */
 	/* the window: records from below, keys from above */
@@ -188,6 +194,8 @@ static struct record *take(struct dorder *dir)
 
 	dir->pos += rec->reclen;
 	dir->start = rec->off;
+	if (dir->settled < dir->start)
+		dir->settled = dir->start;
 	return rec;
 }
 
@@ -251,6 +259,12 @@ static void empty(struct dorder *dir)
 	dir->count = dir->index = 0;
 }
 
+static uint64_t mix(uint64_t a, uint64_t b)
+{
+	a = (a ^ b << 32 ^ b >> 32) * 0x9e3779b97f4a7c15;
+	return (a ^ a >> 29) * (b | 1);
+}
+
 /*
  * Gather a window from here and sort it: up to where it ended before if it is
  * known, else while there is memory.  False if not one entry could be kept.
@@ -263,7 +277,7 @@ static bool gather(struct dorder *dir, const struct range *known)
 	int got;
 
 	empty(dir);
-	dir->now.start = dir->start;
+	dir->now.start = known ? known->start : dir->start;
 	for (;;) {
 		got = fill(dir);
 		if (got < 0)
@@ -281,6 +295,10 @@ static bool gather(struct dorder *dir, const struct range *known)
 	memmove(keys + 1, keys, n * sizeof(*keys));
 	keys[0] = first;
 	dir->now.first = first.key;
+	dir->now.sum = dir->count;
+	for (n = 0; n < dir->count; n++)
+		dir->now.sum += mix(keys[n].key, start_of(dir, n));
+	n = dir->count - 1;
 	/* Unless that first one is gone; its successor was sorted then. */
 	if (known && known->first != first.key)
 		dorder_sort(keys, n + 1);
@@ -341,15 +359,22 @@ static void give(const struct record *rec, int64_t next,
 	entry->name = rec->name;
 }
 
-/* Start a window with the record at hand, which is out of order. */
+/* Start a window with the record at hand if it is one's first. */
 static bool start_window(struct dorder *dir)
 {
-	struct range *known = range_of(dir, dir->start);
+	const struct record *rec = (const struct record *)(dir->io + dir->pos);
+	struct range *known;
 	size_t slot;
 
-	/* Read again after a seek: with the bounds it had. */
-	if (known && known->start == dir->start)
-		return gather(dir, known);
+	if (!dir->sorting)
+		return false;
+	if (dir->start < dir->settled) {
+		/* Read again after a seek: with the bounds it had. */
+		known = range_of(dir, dir->start);
+		return known && gather(dir, known);
+	}
+	if (dots(rec->name) || rec->ino >= dir->last)
+		return false;
 	empty(dir);
 	if (!room(dir, IO_SIZE) || !note_range(dir)) {
 		dir->sorting = false;
@@ -391,16 +416,16 @@ int dorder_next(struct dorder *dir, struct dorder_entry *entry)
 		if (got <= 0)
 			return got;
 		rec = (struct record *)(dir->io + dir->pos);
-		if (!dir->sorting || dots(rec->name) || rec->ino >= dir->last ||
-		    !start_window(dir)) {
-			if (!dots(rec->name))
-				dir->last = rec->ino;
-			empty(dir);
-			take(dir);
-			give(rec, dir->start, entry);
-			return 1;
+		if (start_window(dir)) {
+			dir->last = 0;
+			continue;
 		}
-		dir->last = 0;
+		if (!dots(rec->name))
+			dir->last = rec->ino;
+		empty(dir);
+		take(dir);
+		give(rec, dir->start, entry);
+		return 1;
 	}
 }
 
@@ -433,8 +458,13 @@ int dorder_seek(struct dorder *dir, int64_t position)
 		if (!gather(dir, range))
 			return 0;
 	}
-	/* If the name at the position is gone, the window starts over. */
+	/*
+	 * In a window whose names are no longer the same, what is behind the
+	 * position may have been in front of it: start the window over.
+	 */
 	dir->index = 0;
+	if (dir->now.sum != range->sum)
+		return 0;
 	for (n = 0; position != range->start && n < dir->count; n++)
 		if (start_of(dir, n) == position) {
 			dir->index = n;
@@ -452,6 +482,7 @@ int dorder_rewind(struct dorder *dir)
 	dir->start = 0;
 	dir->last = 0;
 	dir->error = 0;
+	dir->settled = 0;
 	dir->nranges = dir->windows = 0;
 	dir->sorting = dir->memory >= FIRST_WINDOW;
 	return 0;
