@@ -10,7 +10,7 @@ TIMEOUT ?= 600
 export ITREE_CMD := $(value CMD)
 
 .PHONY: help deps fetch kernel e2fsprogs vm demo test lint format clean distclean \
-	srpm rpm repo deb test-packages \
+	srpm rpm repo deb tools test-packages test-tools \
 	test-core test-sources test-bench test-e2fsprogs test-vm test-kernel fuzz-e2fsck
 
 help: ## this list
@@ -27,6 +27,9 @@ kernel: ## build the kernel under test into build/kernel/bzImage
 
 e2fsprogs: ## build e2fsprogs into build/e2fsprogs/root
 	@e2fsprogs/build
+
+tools: ## build tar and the preload that go in disk order into build/coreutils-patches/root
+	@coreutils-patches/build
 
 vm: $(PYTHON) ## run CMD='...' in that kernel (MEM=1G, DISK='a.img b.img', SHARE=dir, TIMEOUT=600)
 	@test -n "$$ITREE_CMD" || { echo "make vm: say what to run, as in: make vm CMD='uname -a'" >&2; exit 2; }
@@ -62,6 +65,9 @@ test-bench: $(PYTHON) ## the measuring tools themselves
 
 test-e2fsprogs: $(PYTHON) ## mke2fs, e2fsck, debugfs and the library
 	@tests/run tests/e2fsprogs
+
+test-tools: $(PYTHON) ## tar, the preload and their library in disk order
+	@tests/run tests/tools
 
 test-vm: $(PYTHON) ## the VM runner itself
 	@tests/run tests/vm

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""libdiskorder under sanitizers, and the preload with its command."""
+
+import os
+import re
+
+import pytest
+from conftest import HERE, built, run
+
+ORDER = "import os, sys; print('\\n'.join(f'{e.inode()} {e.name}' for e in os.scandir(sys.argv[1])))"
+WARN = ("-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Wshadow", "-Werror")
+
+
+def tap(text):
+    """Fail unless every planned test was run and passed."""
+    good = re.findall(r"^ok ", text, re.M)
+    bad = re.findall(r"^not ok .*", text, re.M)
+    plan = re.search(r"^1\.\.(\d+)$", text, re.M)
+    assert not bad
+    assert plan and int(plan[1]) == len(good) > 0
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory):
+    out = tmp_path_factory.mktemp("reader") / "test_reader"
+    run("gcc", *WARN, "-D_GNU_SOURCE", "-D_FILE_OFFSET_BITS=64", "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=all", HERE / "tests" / "test_reader.c", *sorted((HERE / "lib").glob("*.c")),
+        "-o", out)  # fmt: skip
+    return out
+
+
+@pytest.mark.parametrize("seed", [20261121, 2, 3] + list(range(100, 140)) * bool(os.environ.get("ITREE_FULL")))
+def test_reader(reader, seed):
+    tap(run(reader, seed))
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory):
+    out = tmp_path_factory.mktemp("calls") / "test_preload"
+    run("gcc", *WARN, HERE / "tests" / "test_preload.c", "-o", out, "-lpthread")
+    return out
+
+
+def test_calls_of_the_c_library(calls, many):
+    """The test holds for the C library alone, too."""
+    tap(run(calls, many, 5000))
+
+
+@pytest.mark.parametrize("env", [{}, {"DISKORDER_MEMORY": "1"}, {"DISKORDER": "off"}])
+def test_calls_preloaded(calls, many, env):
+    tap(run(built("bin/diskorder"), calls, many, 5000, *["sorted"] * (not env), env=env))
+
+
+def inodes(text):
+    return [int(line.split()[0]) for line in text.splitlines()]
+
+
+def test_python_sees_inode_order(many):
+    plain = run("python3", "-c", ORDER, many)
+    ours = run(built("bin/diskorder"), "python3", "-c", ORDER, many)
+    off = run(built("bin/diskorder"), "python3", "-c", ORDER, many, env={"DISKORDER": "off"})
+    assert sorted(plain.splitlines()) == sorted(ours.splitlines())
+    assert len(plain.splitlines()) == 5000
+    assert off == plain
+    numbers = inodes(ours)
+    assert sum(b < a for a, b in zip(numbers, numbers[1:], strict=False)) <= 2
+
+
+@pytest.mark.parametrize("argv", [("find", "."), ("ls", "-U"), ("du", "-a", "."), ("rm", "-rv", "--", "copy")])
+def test_same_names(many, argv):
+    results = []
+    for wrapper in ([], [built("bin/diskorder")]):
+        if argv[0] == "rm":
+            run("cp", "-a", many, many.parent / "copy")
+        results.append(sorted(run(*wrapper, *argv, cwd=many.parent if argv[0] == "rm" else many).splitlines()))
+    assert results[0] == results[1]
+    assert len(results[0]) >= 5000
+
+
+def test_command():
+    tool = built("bin/diskorder")
+    assert "usage: diskorder" in run(tool, "--help")
+    assert run(tool, "sh", "-c", "exit 7", ok=False).returncode == 7
+    for wrong in ([], ["-m", "x", "ls"], ["-m", "0", "ls"], ["-m", "99999", "ls"], ["--nonsense", "ls"]):
+        res = run(tool, *wrong, ok=False)
+        assert res.returncode == 2 and res.stderr.startswith("diskorder: "), wrong
+    assert run(tool, "-m", "64", "sh", "-c", "echo $DISKORDER_MEMORY") == "64\n"
+    text = built("share/man/man1/diskorder.1").read_text()
+    for word in ("DISKORDER", "DISKORDER_MEMORY", "telldir", "\\-m"):
+        assert word in text
+
+
+def test_elsewhere_the_order_stays():
+    """/proc has no inode order to speak of."""
+    plain = run("python3", "-c", ORDER, "/proc/sys/kernel")
+    assert run(built("bin/diskorder"), "python3", "-c", ORDER, "/proc/sys/kernel") == plain
