@@ -46,7 +46,8 @@ def some_names(count, shortest=1, longest=255, seed=1):
         name = "".join(rnd.choices(CHARS, k=rnd.randint(shortest, longest)))
         if name not in (".", ".."):
             names.add(name)
-    return sorted(names, key=lambda name: rnd.random())
+    # The order of a set differs from run to run.
+    return sorted(sorted(names), key=lambda name: rnd.random())
 
 
 def fill(image, names, links=1, folder="big"):
