@@ -20,7 +20,7 @@ sys.path.insert(0, str(REPO / "tests" / "hostile"))
 import damage_tree  # noqa: E402
 import hostile  # noqa: E402
 
-SEEDS, ALL_SEEDS = 40, 400
+SEEDS, ALL_SEEDS = 16, 400
 LOG = (r"EXT4-fs error \(device loop\d+\)", r"EXT4-fs \(loop\d+\): error count")
 DIRS = ("big", "side")
 

@@ -2,7 +2,7 @@
 """Power cuts: dm-log-writes records a workload, and each cut gives a disk as it was found afterwards.
 
 Behind each cut the kernel mounts what is there. Both indexes of every directory must agree, every message that had
-been acknowledged must be there, and e2fsck must find nothing. Every fourth disk is also handed to e2fsck alone,
+been acknowledged must be there, and e2fsck must find nothing. Every eighth disk is also handed to e2fsck alone,
 which then replays the journal.
 """
 
@@ -260,7 +260,7 @@ def replay(g: Guest, rec: Recorder, start: str) -> None:
             log.write(fd, log.entries[k])
         os.close(fd)
         before = len(g.fails)
-        if number % 4 == 3:
+        if number % 8 == 3:
             g.run("cp", "--sparse=auto", image, g.tmp / "tools")
             only_e2fsck(g, g.tmp / "tools")
         g.dev = g.run("losetup", "--show", "-f", image).stdout.strip()
