@@ -59,6 +59,7 @@ int ext4_itree_store_dirent(struct ext4_itree_scan *s, u32 hash,
 			    const struct fscrypt_str *name);
 void ext4_itree_scans_renumber(struct inode *dir, struct ext4_dir_entry_2 *de,
 			       u32 old_ino);
+void ext4_itree_scans_doubt(struct inode *dir);
 
 /* itree_online.c, itree_ioctl.c: trees of directories in use */
 void ext4_itree_log(struct inode *dir, u64 key, bool gone);

@@ -75,6 +75,7 @@ void ext4_itree_bad(struct inode *dir, int err, const struct itree *t)
 	u32 lblk = t && t->why ? t->why_lblk : ITREE_SEG_START;
 
 	ext4_set_inode_state(dir, EXT4_STATE_ITREE_BAD);
+	ext4_itree_scans_doubt(dir);
 	EXT4_ERROR_INODE_ERR(dir, -err,
 			     "itree block %u: %s (error %d); not used any more, run e2fsck",
 			     lblk - ITREE_SEG_START, why, err);

@@ -248,8 +248,7 @@ static int check_args(const struct ext4_itree_args *a)
 /* Leaves what the caller gave and clears what the call will say. */
 static void clear_results(struct ext4_itree_args *a)
 {
-	memset(&a->ia_state, 0,
-	       sizeof(*a) - offsetof(struct ext4_itree_args, ia_state));
+	memset_startat(a, 0, ia_state);
 }
 
 static int do_op(struct file *file, struct ext4_itree_args *a)

@@ -96,6 +96,23 @@ void ext4_itree_scans_renumber(struct inode *dir, struct ext4_dir_entry_2 *de,
 	spin_unlock(&dir->i_lock);
 }
 
+/**
+ * ext4_itree_scans_doubt - the tree of a directory is bad: tell open scans
+ * @dir: directory
+ *
+ * What they have read off the tree so far may be wrong as well: names may have
+ * been passed by, and the last key may not be the last.
+ */
+void ext4_itree_scans_doubt(struct inode *dir)
+{
+	struct ext4_itree_scan *s;
+
+	spin_lock(&dir->i_lock);
+	list_for_each_entry(s, &EXT4_I(dir)->i_itree_scans, list)
+		s->doubt = true;
+	spin_unlock(&dir->i_lock);
+}
+
 /* Hands out queued names; returns 1 when the reader's buffer is full. */
 static int emit_moved(struct ext4_itree_scan *s, struct dir_context *ctx)
 {
@@ -259,6 +276,7 @@ static void scan_start(struct ext4_itree_scan *s, loff_t pos)
 	s->end = end;
 	s->nr_moved = 0;
 	s->lost = false;
+	s->doubt = false;
 	if (!s->open)
 		list_add(&s->list, &EXT4_I(s->dir)->i_itree_scans);
 	s->open = true;
@@ -268,6 +286,7 @@ static void scan_start(struct ext4_itree_scan *s, loff_t pos)
 	s->nr_samples = 0;
 	s->counting = !pos && info.blocks;
 	s->total = info.keys;
+	s->first = max(pos_to_key(pos), KEY_DOTDOT + 1);
 	s->counted = 0;
 	s->counted_to = KEY_DOTDOT + 1;
 	s->start_version = inode_query_iversion(s->dir);
@@ -321,8 +340,8 @@ static int next_window(struct file *file, struct ext4_itree_scan *s)
 		if (!s->last && s->win_hi < s->end) {
 			s->next = s->win_hi + 1;
 			s->run_len = 0;
-		} else if (s->lost) {
-			/* Names were lost to the queue: go round again. */
+		} else if (s->lost || READ_ONCE(s->doubt)) {
+			/* Names were lost to the queue or the tree. */
 			scan_start(s, 0);
 		} else {
 			return 0;

@@ -5,6 +5,8 @@
 
 #define WINDOW_MIN	1024U
 #define WINDOW_MAX	32768U
+/* So many blocks in one sweep cost less than one that is looked for alone. */
+#define SWEEP_PAYS	64
 #define TEXT_FIRST	2048U		/* most directories are small */
 #define TEXT_CHUNK	32768U
 /* Inode table blocks to have under way ahead of the reader. */
@@ -53,7 +55,8 @@ struct ext4_itree_scan {
 	u64		end;		/* keys above are new since the start */
 	struct list_head moved;
 	u32		nr_moved;
-	bool		lost;		/* a name could not be queued */
+	bool		lost;		/* a name was passed by: go round again */
+	bool		doubt;		/* the tree it went by was found bad */
 
 	/* The window: keys from win_lo on, all up to win_hi. */
 	struct scan_name *names;
@@ -70,6 +73,7 @@ struct ext4_itree_scan {
 
 	/* Does an undisturbed pass meet as many keys as the root promises? */
 	bool		counting;
+	u64		first;		/* where the pass began */
 	u64		total;		/* keys, says the root */
 	u64		counted;	/* keys below counted_to */
 	u64		counted_to;

@@ -262,8 +262,7 @@ bad:
 
 /*
  * A tree that has lost keys without a trace, as a wrong count in a node does
- * where no checksum tells: at the end of a pass the root knows.  What it lost
- * before this window can only be found by going round again.
+ * where no checksum tells: at the end of a pass the root knows.
  */
 static int count_keys(struct fill *f, u64 lo)
 {
@@ -280,17 +279,65 @@ static int count_keys(struct fill *f, u64 lo)
 		s->counting = false;
 		return 0;
 	}
-	s->counted += f->nr;
-	s->counted_to = s->win_hi + 1;
-	if (!s->last || s->counted == s->total)
+	if (!s->last || s->counted + f->nr == s->total)
 		return 0;
-	s->counting = false;
 	ext4_itree_bad(s->dir, -EFSCORRUPTED, &miscounted);
+	return -EFSCORRUPTED;
+}
+
+/* The names of a window have been found. */
+static void count_window(struct fill *f)
+{
+	f->s->counted += f->nr;
+	f->s->counted_to = f->s->win_hi + 1;
+}
+
+struct tally {
+	struct ext4_itree_visit visit;
+	u64	nr;
+};
+
+static int tally_name(struct ext4_itree_visit *v, u64 key, u32 minor,
+		      struct ext4_dir_entry_2 *de)
+{
+	container_of(v, struct tally, visit)->nr++;
+	return 0;
+}
+
+/*
+ * The tree of this scan has been found bad.  All names from @lo on come from
+ * the directory now; if some below it have been passed by, which is known
+ * only of a pass that nothing has disturbed, the scan goes round again.
+ */
+static int settle_doubt(struct ext4_itree_scan *s, u64 lo)
+{
+	struct tally t = {
+		.visit = {
+			.dir = s->dir,
+			.lo = s->first,
+			.hi = lo - 1,
+			.name = tally_name,
+		},
+	};
+	bool lost = lo > s->first;
+	int err;
+
+	if (lost && s->counting && lo == s->counted_to &&
+	    inode_eq_iversion(s->dir, s->start_version)) {
+		err = ext4_itree_hash_version(s->dir, &t.visit.hash_version);
+		if (!err)
+			err = ext4_itree_visit_all(&t.visit);
+		if (err)
+			return err;
+		lost = t.nr != s->counted;
+	}
+	s->counting = false;
 	spin_lock(&s->dir->i_lock);
-	s->lost |= s->counted < s->total && lo > KEY_DOTDOT + 1;
+	s->doubt = false;
+	s->lost |= lost;
 	s->end = ~0ULL;
 	spin_unlock(&s->dir->i_lock);
-	return -EFSCORRUPTED;
+	return 0;
 }
 
 static int cmp_hashes(const void *a, const void *b)
@@ -343,7 +390,14 @@ static int find_names(struct fill *f)
 	memset(&s->names[f->base], 0, f->nr * sizeof(*s->names));
 	f->found = 0;
 	f->stray = 0;
-	if (f->nr / 2 >= blocks)
+	/*
+	 * Reading the inodes of the window before may have pushed the
+	 * directory out of memory: better all of it at once than leaf by leaf.
+	 */
+	if (f->nr >= blocks / 4)
+		ext4_itree_ahead_dir(s->dir, 0);
+	if (f->nr / 2 >= blocks || (f->nr >= blocks / SWEEP_PAYS &&
+				    blocks > ext4_itree_ahead_limit()))
 		return ext4_itree_visit_all(&f->visit);
 	by_hash = kvmalloc_array(f->nr, sizeof(u64), GFP_KERNEL_ACCOUNT);
 	if (!by_hash)
@@ -404,6 +458,7 @@ static int fill_from_tree(struct fill *f, u64 lo)
 	}
 	sort_runs(f);
 	s->nr += f->nr;
+	count_window(f);
 	return 0;
 }
 
@@ -540,6 +595,8 @@ static int fill_from_blocks(struct ext4_itree_scan *s, struct fill *f)
 	err = ext4_itree_hash_version(s->dir, &f->visit.hash_version);
 	if (!err && IS_ENCRYPTED(s->dir))
 		err = fscrypt_fname_alloc_buffer(EXT4_NAME_LEN, &f->crypt);
+	if (!err && READ_ONCE(s->doubt))
+		err = settle_doubt(s, lo);
 	if (!err)
 		err = fill_dots(s, s->next);
 	if (!err && ext4_itree_usable(s->dir)) {
@@ -550,7 +607,9 @@ static int fill_from_blocks(struct ext4_itree_scan *s, struct fill *f)
 			f->keys = NULL;
 			f->nr = 0;
 			ext4_itree_drop_window(s);
-			err = fill_dots(s, s->next);
+			err = settle_doubt(s, lo);
+			if (!err)
+				err = fill_dots(s, s->next);
 		} else {
 			return err;
 		}
