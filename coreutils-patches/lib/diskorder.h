@@ -45,6 +45,9 @@ struct dorder_ops {
 
 struct dorder;
 
+/* Says whether DISKORDER=off (no, 0) is not in the environment. */
+int dorder_allowed(void);
+
 /*
  * Says whether inode order says anything about the disk under fd's file
  * system: 1 on ext2, ext3, ext4 and XFS, 0 elsewhere, when DISKORDER=off is in
@@ -105,6 +108,139 @@ uint64_t dorder_first_extent(int fd);
  * Returns the bytes asked for.  Leaves errno alone.
  */
 size_t dorder_will_read(int fd, off_t size, size_t limit);
+
+/*
+ * The data of a file that was not in memory and was read once need not stay.
+ * Changes that are not written yet stay; so does what is mapped.  Leaves errno
+ * alone.  ctx is not used: this is a dorder_window_ops.drop.
+ */
+void dorder_will_not_read(void *ctx, int fd);
+
+/* Read ahead of the file at hand: so many files, bytes, bytes of one file. */
+#define DORDER_AHEAD_FILES 256
+#define DORDER_AHEAD_BYTES (8U << 20)
+#define DORDER_AHEAD_FILE (1U << 20)
+
+/*
+ * Says whether an open file of size bytes, or the first DORDER_AHEAD_FILE of
+ * them, is in memory: 1, or 0 if it is not.  -1 if some of it is, or where that
+ * cannot be told without changing its time of access: before Linux 6.5, and
+ * for a file that fd's user neither owns nor may write.  Leaves errno alone.
+ */
+int dorder_cached(int fd, off_t size);
+
+/*
+ * Where files are in memory there is nothing to put in order, and whoever asks
+ * every one of them is slower than without.  A watch keeps how it was with the
+ * files before; all 0 is a new one, and it is best kept for all directories.
+ * After 16 files in memory in a row the next 64 are passed, then 16 are looked
+ * at again, the next 128 are passed, and so on to 4,096.  One file that has to
+ * be read from the disk starts it all over.
+ */
+struct dorder_watch {
+	uint32_t row, pass, step;
+};
+
+/* One more file: whether to look at it (1), or use it as it comes (0). */
+int dorder_watch_look(struct dorder_watch *watch);
+
+/* Whether all of count files can be used as they come; counts them if so. */
+int dorder_watch_pass(struct dorder_watch *watch, uint32_t count);
+
+/* What came out for a file that was looked at; dorder_window_add() tells. */
+void dorder_watch_saw(struct dorder_watch *watch, int cached);
+
+/*
+ * Memory from the kernel, zeroed; NULL and ENOMEM without.  Not malloc(): what
+ * is kept for as long as a directory is copied would be where a program finds
+ * its next buffer, and one that is mapped and unmapped for every file (as cp's
+ * then is) costs as much as copying a small file.
+ */
+void *dorder_pages(size_t size);
+void dorder_pages_free(void *memory, size_t size);
+
+/*
+ * A window: files that will be read, put in the order in which their data
+ * lies on the disk and read ahead in that order.  What the files are is the
+ * caller's business: items are numbered from 0 in the order they were added.
+ *
+ * open: item for reading, as cheaply as can be, or -1 to leave it out of
+ * reading ahead; the window closes it.
+ * look: stat item, or whatever else makes the file system read its inode.  With
+ * more than DORDER_LOOK_FILES files, so many are looked at, in the order they
+ * were added, before they are opened.  NULL: never.
+ * drop: give the memory of an open file's data back (dorder_will_not_read()).
+ * Called for each file that was read ahead whole and not in memory before, once
+ * the next is asked for.  NULL: never.  Only where there is a watch.
+ * The others may be NULL: cached is dorder_cached(), place
+ * dorder_first_extent(), ahead dorder_will_read() of at most
+ * DORDER_AHEAD_FILE, memory dorder_pages().
+ */
+struct dorder_window_ops {
+	int (*open)(void *ctx, uint32_t item);
+	void (*look)(void *ctx, uint32_t item);
+	void (*drop)(void *ctx, int fd);
+	int (*cached)(void *ctx, int fd, off_t size);
+	uint64_t (*place)(void *ctx, int fd);
+	size_t (*ahead)(void *ctx, int fd, size_t size);
+	void *(*alloc)(void *ctx, size_t size);
+	void (*release)(void *ctx, void *memory, size_t size);
+};
+
+/*
+ * So many inodes are brought in at a time: few enough that memory holds them
+ * (1.2 KiB each in ext4) until their data is read, many enough that reading
+ * them goes over the disk a few times only.
+ */
+#define DORDER_LOOK_FILES 65536
+
+struct dorder_window;
+
+/* What a window takes for a file, in bytes. */
+#define DORDER_WINDOW_FILE 21
+
+/*
+ * A window of at most max files (more than 0).  Its memory is asked for at
+ * once, DORDER_WINDOW_FILE bytes for each; that of dorder_pages() is taken
+ * when a file is added.  ops and watch (NULL: all files are taken, in memory or not)
+ * are kept, not copied.  NULL and ENOMEM without memory.
+ */
+struct dorder_window *dorder_window_new(const struct dorder_window_ops *ops,
+					void *ctx, uint32_t max,
+					struct dorder_watch *watch);
+void dorder_window_free(struct dorder_window *window);
+
+/*
+ * Add the file open at fd, which stays the caller's, of size bytes.  Returns
+ * its number, or -1 if there is no sense in waiting for its turn: its data is
+ * in memory or has no place on the disk, the file system does not tell, the
+ * window is full or being handed out.  Leaves errno alone.
+ */
+int64_t dorder_window_add(struct dorder_window *window, int fd, off_t size);
+
+/*
+ * Says whether more files would make the order no better: DORDER_LOOK_FILES
+ * were added, no more and no less, and all but a sixteenth in the order of
+ * their data.  A window handed out now needs its inodes only once, and the disk
+ * is gone over no more often for it.
+ */
+int dorder_window_enough(const struct dorder_window *window);
+
+/* How many files were added since it was empty. */
+uint32_t dorder_window_count(const struct dorder_window *window);
+
+/*
+ * The next item in disk order: 1, or 0 when all have been handed out and the
+ * window is empty again.  The first call sorts; each reads ahead.
+ */
+int dorder_window_next(struct dorder_window *window, uint32_t *item);
+
+/*
+ * Read all files ahead in disk order and empty the window: for callers who
+ * use them in an order of their own.  Returns the bytes asked for; the caller
+ * bounds their sum by what it adds.
+ */
+size_t dorder_window_read_all(struct dorder_window *window);
 
 #ifdef __cplusplus
 }

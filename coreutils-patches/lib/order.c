@@ -27,15 +27,21 @@ static const uint32_t inode_is_place[] = {
 	0x58465342, /* XFS */
 };
 
-int dorder_pays(int fd)
+int dorder_allowed(void)
 {
 	const char *set = getenv("DISKORDER");
+
+	return !set || (strcasecmp(set, "off") && strcmp(set, "0") &&
+			strcasecmp(set, "no"));
+}
+
+int dorder_pays(int fd)
+{
 	int saved = errno;
 	struct statfs fs;
 	size_t n;
 
-	if (set && (!strcasecmp(set, "off") || !strcmp(set, "0") ||
-		    !strcasecmp(set, "no")))
+	if (!dorder_allowed())
 		return 0;
 	if (fstatfs(fd, &fs) < 0) {
 		errno = saved;
@@ -122,6 +128,15 @@ uint64_t dorder_first_extent(int fd)
 	if (!u.map.fm_mapped_extents || (extent->fe_flags & nowhere))
 		return 0;
 	return extent->fe_physical;
+}
+
+void dorder_will_not_read(void *ctx, int fd)
+{
+	int saved = errno;
+
+	(void)ctx;
+	(void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+	errno = saved;
 }
 
 size_t dorder_will_read(int fd, off_t size, size_t limit)

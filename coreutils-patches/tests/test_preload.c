@@ -16,19 +16,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tap.h"
+
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations" /* readdir_r */
 
 static const char *path;
 static long files;
 static bool sorted;
-static int tests, bad;
-
-static void ok(bool good, const char *what)
-{
-	tests++;
-	bad += !good;
-	printf("%sok %d - %s\n", good ? "" : "not ", tests, what);
-}
 
 struct sum {
 	long names, drops;

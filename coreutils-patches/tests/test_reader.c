@@ -5,6 +5,8 @@
  * Prints TAP.  usage: test_reader [SEED]
  */
 #include "../lib/diskorder.h"
+#include "chance.h"
+#include "tap.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -29,23 +31,6 @@ struct fake {
 	size_t allocs, fail_alloc; /* this allocation and all after it fail */
 	size_t now, peak;
 };
-
-static uint64_t seed;
-static int tests, bad;
-
-static uint64_t rnd(void)
-{
-	seed ^= seed << 13;
-	seed ^= seed >> 7;
-	return seed ^= seed << 17;
-}
-
-static void ok(bool good, const char *what)
-{
-	tests++;
-	bad += !good;
-	printf("%sok %d - %s\n", good ? "" : "not ", tests, what);
-}
 
 static ssize_t fake_getdents(void *ctx, void *buf, size_t size)
 {

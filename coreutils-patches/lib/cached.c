@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: LGPL-2.0-or-later
+/*
+ * Whether files are in memory already: then there is nothing to put in order,
+ * and asking every one of them costs more than it can save.
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "diskorder.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Linux 6.5; the same number everywhere, headers may be older. */
+#ifndef SYS_cachestat
+#define SYS_cachestat 451
+#endif
+
+/* So many in memory one after the other, and some are passed unseen: */
+#define ENOUGH 16
+#define PASS_FIRST 64
+#define PASS_MOST 4096
+
+int dorder_watch_look(struct dorder_watch *watch)
+{
+	return !dorder_watch_pass(watch, 1);
+}
+
+int dorder_watch_pass(struct dorder_watch *watch, uint32_t count)
+{
+	if (watch->pass < count)
+		return 0;
+	watch->pass -= count;
+	return 1;
+}
+
+void dorder_watch_saw(struct dorder_watch *watch, int cached)
+{
+	if (!cached) {
+		watch->row = watch->pass = watch->step = 0;
+		return;
+	}
+	if (++watch->row < ENOUGH)
+		return;
+	watch->row = 0;
+	if (!watch->step)
+		watch->step = PASS_FIRST;
+	else if (watch->step < PASS_MOST)
+		watch->step *= 2;
+	watch->pass = watch->step;
+}
+
+/*
+ * Reading must not leave a trace: a tool that keeps times of access, or puts
+ * them into an archive, looks at them after us.
+ */
+static bool reads_unseen(int fd)
+{
+	const time_t day = 24 * 60 * 60;
+	int flags = fcntl(fd, F_GETFL);
+	struct statvfs fs;
+	struct stat st;
+
+	if (flags < 0)
+		return false;
+	/* The owner and root may always say so. */
+	if (flags & O_NOATIME || fcntl(fd, F_SETFL, flags | O_NOATIME) == 0)
+		return true;
+	if (fstatvfs(fd, &fs) < 0)
+		return false;
+	if (fs.f_flag & ST_NOATIME)
+		return true;
+	/* relatime: not if it was read since it changed, within a day. */
+	return fs.f_flag & ST_RELATIME && fstat(fd, &st) == 0 &&
+	       st.st_atime > st.st_mtime && st.st_atime > st.st_ctime &&
+	       time(NULL) - st.st_atime < day - 60;
+}
+
+/* A byte that comes without waiting; starts reading it if it does not. */
+static bool comes_at_once(int fd, off_t at)
+{
+	char byte;
+	struct iovec to = { &byte, 1 };
+
+	return preadv2(fd, &to, 1, at, RWF_NOWAIT) == 1;
+}
+
+static int in_memory(int fd, uint64_t size)
+{
+	struct {
+		uint64_t off, len;
+	} range = { 0, size };
+	struct {
+		uint64_t cache, dirty, writeback, evicted, recently_evicted;
+	} stat;
+	const uint64_t page = sysconf(_SC_PAGESIZE);
+
+	if (syscall(SYS_cachestat, fd, &range, &stat, 0) == 0) {
+		if (stat.cache >= (size + page - 1) / page)
+			return 1;
+		return stat.cache ? -1 : 0;
+	}
+	/* An older kernel, or somebody else's file that we may only read. */
+	if ((errno != ENOSYS && errno != EPERM) || !reads_unseen(fd))
+		return -1;
+	if (!comes_at_once(fd, 0))
+		return 0;
+	return comes_at_once(fd, size - 1) ? 1 : -1;
+}
+
+int dorder_cached(int fd, off_t size)
+{
+	int saved = errno, cached;
+
+	if (size <= 0)
+		return 0;
+	cached = in_memory(fd, size < (off_t)DORDER_AHEAD_FILE
+				       ? (uint64_t)size
+				       : DORDER_AHEAD_FILE);
+	errno = saved;
+	return cached;
+}

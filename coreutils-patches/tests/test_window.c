@@ -1,0 +1,483 @@
+// SPDX-License-Identifier: LGPL-2.0-or-later
+/*
+ * The window against files made up here: each file once and in the order of
+ * places, whatever fails; reading ahead within its bounds; memory as promised.
+ * Prints TAP.  usage: test_window [SEED]
+ */
+#include "../lib/diskorder.h"
+#include "chance.h"
+#include "tap.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MAX 3000
+
+struct fake {
+	uint64_t places[MAX]; /* by number given as fd; 0: FIEMAP fails */
+	off_t sizes[MAX];
+	uint64_t at[MAX]; /* by item */
+	unsigned char opened[MAX]; /* by item */
+	uint32_t opening;
+	size_t ahead, most; /* bytes read ahead and not yet handed out */
+	size_t asked[MAX]; /* by item */
+	unsigned fail_open; /* one of so many cannot be opened */
+	unsigned char cached[MAX]; /* by number given as fd */
+	unsigned looked; /* how often that was asked */
+	bool fail_alloc;
+	size_t memory;
+};
+
+static int fake_open(void *ctx, uint32_t item)
+{
+	struct fake *f = ctx;
+
+	f->opened[item]++;
+	f->opening = item;
+	errno = EMFILE;
+	if (f->fail_open && rnd() % f->fail_open == 0)
+		return -1;
+	return open("/dev/null", O_RDONLY);
+}
+
+static int fake_cached(void *ctx, int fd, off_t size)
+{
+	struct fake *f = ctx;
+
+	f->looked++;
+	errno = EPERM;
+	return size > 0 && f->cached[fd];
+}
+
+static uint64_t fake_place(void *ctx, int fd)
+{
+	errno = EOPNOTSUPP;
+	return ((struct fake *)ctx)->places[fd];
+}
+
+static size_t fake_ahead(void *ctx, int fd, size_t size)
+{
+	struct fake *f = ctx;
+
+	if (fcntl(fd, F_GETFD) < 0 || size > DORDER_AHEAD_FILE)
+		f->most = SIZE_MAX;
+	f->asked[f->opening] = size;
+	f->ahead += size;
+	if (f->most < f->ahead)
+		f->most = f->ahead;
+	return size;
+}
+
+static void *fake_alloc(void *ctx, size_t size)
+{
+	struct fake *f = ctx;
+
+	if (f->fail_alloc)
+		return NULL;
+	f->memory += size;
+	return malloc(size);
+}
+
+static void fake_release(void *ctx, void *memory, size_t size)
+{
+	((struct fake *)ctx)->memory -= size;
+	free(memory);
+}
+
+static const struct dorder_window_ops ops = { .open = fake_open,
+					      .cached = fake_cached,
+					      .place = fake_place,
+					      .ahead = fake_ahead,
+					      .alloc = fake_alloc,
+					      .release = fake_release };
+
+/* Add count files, some without a place; how many were taken. */
+static uint32_t add(struct dorder_window *w, struct fake *f, int count,
+		    off_t size, unsigned fail_place, bool *good)
+{
+	uint32_t taken = dorder_window_count(w);
+	int64_t got;
+	int n;
+
+	for (n = 0; n < count; n++) {
+		f->places[n] = rnd() % fail_place ? 1 + rnd() % 100000 : 0;
+		f->sizes[n] = rnd() % size;
+		errno = 0;
+		got = dorder_window_add(w, n, f->sizes[n]);
+		*good &= !errno;
+		if (!f->places[n] || !f->sizes[n]) {
+			*good &= got == -1;
+			continue;
+		}
+		*good &= got == taken;
+		f->at[taken++] = f->places[n];
+	}
+	*good &= dorder_window_count(w) == taken;
+	return taken;
+}
+
+static void test_next(unsigned fail_place, unsigned fail_open, off_t size)
+{
+	struct fake *f = calloc(1, sizeof(*f));
+	struct dorder_window *w = dorder_window_new(&ops, f, MAX, NULL);
+	bool good = w && f->memory <= DORDER_WINDOW_FILE * MAX + 4096;
+	char what[100];
+	uint32_t item, taken, seen, n;
+	uint64_t last;
+	int round;
+
+	f->fail_open = fail_open;
+	for (round = 0; good && round < 5; round++) {
+		memset(f->opened, 0, sizeof(f->opened));
+		memset(f->asked, 0, sizeof(f->asked));
+		f->ahead = f->most = 0;
+		taken = add(w, f, rnd() % MAX, size, fail_place, &good);
+		for (seen = 0, last = 0; dorder_window_next(w, &item); seen++) {
+			good &= item < taken && f->at[item] >= last;
+			good &= f->opened[item] == 1;
+			/* what comes now is not ahead any longer */
+			f->ahead -= f->asked[item];
+			last = f->at[item];
+			f->at[item] = 0; /* not twice */
+			good &= dorder_window_add(w, 0, 1) == -1;
+		}
+		for (n = 0; n < taken; n++)
+			good &= !f->at[n];
+		good &= seen == taken && !dorder_window_count(w);
+		good &= f->most < DORDER_AHEAD_BYTES + DORDER_AHEAD_FILE;
+	}
+	dorder_window_free(w);
+	good &= !f->memory;
+	free(f);
+	snprintf(what, sizeof(what),
+		 "1/%u without a place, 1/%u not opened, up to %lld bytes",
+		 fail_place, fail_open, (long long)size);
+	ok(good, what);
+}
+
+static void test_read_all(void)
+{
+	struct fake *f = calloc(1, sizeof(*f));
+	struct dorder_window *w = dorder_window_new(&ops, f, MAX, NULL);
+	bool good = true;
+	uint32_t taken, n;
+	size_t sum = 0;
+
+	taken = add(w, f, MAX, 5000, 7, &good);
+	good &= taken > MAX / 2;
+	good &= dorder_window_read_all(w) == f->ahead && f->ahead;
+	for (n = 0; n < taken; n++) {
+		good &= f->opened[n] == 1;
+		sum += f->asked[n];
+	}
+	good &= sum == f->ahead && !dorder_window_count(w);
+	good &= !dorder_window_read_all(w);
+	dorder_window_free(w);
+	free(f);
+	ok(good, "all are read ahead once");
+}
+
+static void test_bounds(void)
+{
+	struct fake *f = calloc(1, sizeof(*f));
+	struct dorder_window *w;
+	uint32_t item;
+	bool good;
+	int n;
+
+	f->fail_alloc = true;
+	errno = 0;
+	ok(!dorder_window_new(&ops, f, 10, NULL) && errno == ENOMEM,
+	   "no memory");
+	f->fail_alloc = false;
+	w = dorder_window_new(&ops, f, 10, NULL);
+	ok(!dorder_window_next(w, &item), "an empty window");
+	for (good = true, n = 0; n < 20; n++) {
+		f->places[n] = 100 - n;
+		good &= dorder_window_add(w, n, 1) == (n < 10 ? n : -1);
+	}
+	ok(good, "a full window takes no more");
+	for (good = true, n = 9; n >= 0; n--)
+		good &= dorder_window_next(w, &item) && item == (uint32_t)n;
+	good &= !dorder_window_next(w, &item);
+	ok(good && !dorder_window_add(w, 0, 1), "and is filled again");
+	dorder_window_free(w);
+	free(f);
+}
+
+/* More files than are looked at at a time. */
+#define LOTS (2 * DORDER_LOOK_FILES + DORDER_LOOK_FILES / 2)
+
+struct lots {
+	unsigned char looked[LOTS], dropped[LOTS]; /* by item */
+	uint32_t last, looks, falls, opening;
+	bool early; /* opened before it was looked at */
+};
+
+static int lots_open(void *ctx, uint32_t item)
+{
+	struct lots *l = ctx;
+
+	l->opening = item;
+	l->early |= !l->looked[item];
+	return open("/dev/null", O_RDONLY);
+}
+
+static void lots_look(void *ctx, uint32_t item)
+{
+	struct lots *l = ctx;
+
+	l->falls += l->looks++ && item < l->last;
+	l->last = item;
+	l->looked[item]++;
+	errno = ENOENT;
+}
+
+static void lots_drop(void *ctx, int fd)
+{
+	((struct lots *)ctx)->dropped[((struct lots *)ctx)->opening]++;
+	errno = fcntl(fd, F_GETFD) < 0 ? EBADF : EIO;
+}
+
+/* The number given as fd tells: some of it in memory, or nothing. */
+static int lots_cached(void *ctx, int fd, off_t size)
+{
+	(void)ctx;
+	(void)size;
+	return fd % 3 ? 0 : -1;
+}
+
+static uint64_t lots_place(void *ctx, int fd)
+{
+	(void)ctx;
+	return 1 + (uint32_t)fd * 2654435761u % 1000000;
+}
+
+static size_t lots_ahead(void *ctx, int fd, size_t size)
+{
+	(void)ctx;
+	(void)fd;
+	return size;
+}
+
+static void test_look(uint32_t count, uint32_t chunks)
+{
+	static const struct dorder_window_ops real = { .open = lots_open,
+						       .look = lots_look,
+						       .drop = lots_drop,
+						       .cached = lots_cached,
+						       .place = lots_place,
+						       .ahead = lots_ahead };
+	struct lots *l = calloc(1, sizeof(*l));
+	struct dorder_watch watch = { 0, 0, 0 };
+	struct dorder_window *w = dorder_window_new(&real, l, LOTS, &watch);
+	uint32_t item, seen, dropped, n;
+	bool good = true;
+	char what[80];
+	int round;
+
+	/* Twice: what was looked at must not be remembered. */
+	for (round = 0; round < 2; round++) {
+		memset(l, 0, sizeof(*l));
+		l->early = !chunks;
+		for (n = 0; n < count; n++)
+			good &= dorder_window_add(w, n,
+						  n % 7 ? 4096 : 2 << 20) == n;
+		errno = 7;
+		for (seen = 0; dorder_window_next(w, &item); seen++)
+			if (l->dropped[item])
+				good = false; /* is being used */
+		good &= errno == 7 && seen == count;
+		good &= l->looks == (chunks ? count : 0);
+		good &= l->falls == (chunks ? chunks - 1 : 0);
+		good &= l->early == !chunks;
+		for (dropped = n = 0; n < count; n++) {
+			good &= l->looked[n] == !!chunks;
+			good &= l->dropped[n] == (n % 3 && n % 7 ? 1 : 0);
+			dropped += l->dropped[n];
+		}
+		good &= dropped > count / 2;
+	}
+	dorder_window_free(w);
+	free(l);
+	snprintf(what, sizeof(what), "%u files are looked at in %u rows", count,
+		 chunks);
+	ok(good, what);
+}
+
+/* One of so many files lies in front of the one before it. */
+static uint32_t one_of;
+
+static uint64_t enough_place(void *ctx, int fd)
+{
+	(void)ctx;
+	return 1000000 + (uint64_t)fd * 10 - (fd % one_of ? 0 : 15);
+}
+
+/* How often it was said that more files are not needed, and where last. */
+static uint32_t enough(uint32_t count, uint32_t *at)
+{
+	static const struct dorder_window_ops real = { .open = lots_open,
+						       .cached = lots_cached,
+						       .place = enough_place,
+						       .ahead = lots_ahead };
+	struct lots *l = calloc(1, sizeof(*l));
+	struct dorder_window *w = dorder_window_new(&real, l, LOTS, NULL);
+	uint32_t n, times = dorder_window_enough(w), item;
+
+	for (n = 0; n < count; n++) {
+		(void)dorder_window_add(w, n, 3000);
+		if (dorder_window_enough(w)) {
+			times++;
+			*at = n + 1;
+		}
+	}
+	while (dorder_window_next(w, &item))
+		;
+	times += dorder_window_enough(w);
+	dorder_window_free(w);
+	free(l);
+	return times;
+}
+
+static void test_enough(void)
+{
+	uint32_t at = 0;
+
+	one_of = LOTS;
+	ok(enough(LOTS, &at) == 1 && at == DORDER_LOOK_FILES,
+	   "in order: enough, once");
+	ok(!enough(DORDER_LOOK_FILES - 1, &at), "too few: not enough");
+	one_of = 17;
+	ok(enough(DORDER_LOOK_FILES, &at) == 1, "one of 17 lies before");
+	one_of = 15;
+	ok(!enough(LOTS, &at), "one of 15: more may help");
+}
+
+/* What has no FIEMAP, or no data, says so without harm. */
+static void test_real(void)
+{
+	static const struct dorder_window_ops real = { .open = fake_open };
+	struct fake *f = calloc(1, sizeof(*f));
+	struct dorder_window *w = dorder_window_new(&real, f, 10, NULL);
+	bool good = true;
+	int ends[2], fd;
+
+	if (pipe(ends) == 0) {
+		errno = 7;
+		good &= dorder_window_add(w, ends[0], 1) == -1 && errno == 7;
+		close(ends[0]);
+		close(ends[1]);
+	}
+	fd = open("/proc/self/status", O_RDONLY);
+	good &= fd >= 0 && dorder_window_add(w, fd, 1) == -1;
+	close(fd);
+	good &= dorder_window_add(w, fd, 1) == -1; /* closed */
+	ok(good, "no place: a pipe, /proc, a closed descriptor");
+	dorder_window_free(w);
+	free(f);
+}
+
+/*
+ * Go through count files as a tool does, the first of them number from; how
+ * many were put off.  looked: at so many.
+ */
+static unsigned go(struct dorder_window *w, struct dorder_watch *watch,
+		   struct fake *f, int from, int count, unsigned *looked)
+{
+	unsigned before = f->looked;
+	uint32_t item, off = 0;
+	int n;
+
+	for (n = from; n < from + count; n++)
+		if (dorder_watch_look(watch))
+			off += dorder_window_add(w, n % MAX, 4096) >= 0;
+	*looked = f->looked - before;
+	for (n = 0; dorder_window_next(w, &item); n++)
+		;
+	return (uint32_t)n == off ? off : UINT32_MAX;
+}
+
+/* Everything in memory, nothing, one half after the other, every other one. */
+static void test_watch(void)
+{
+	struct fake *f = calloc(1, sizeof(*f));
+	struct dorder_watch watch = { 0, 0, 0 };
+	struct dorder_window *w = dorder_window_new(&ops, f, MAX, &watch);
+	unsigned looked, off;
+	bool good;
+	int n;
+
+	for (n = 0; n < MAX; n++)
+		f->places[n] = MAX - n;
+	off = go(w, &watch, f, 0, MAX, &looked);
+	ok(off == MAX && looked == MAX, "nothing in memory: all are put off");
+
+	memset(f->cached, 1, MAX);
+	off = go(w, &watch, f, 0, MAX, &looked);
+	ok(!off && looked >= 16 && looked <= 16 * 7,
+	   "all in memory: none is put off, few are looked at");
+	off = go(w, &watch, f, 0, MAX * 10, &looked);
+	ok(!off && looked >= 16 && looked <= MAX * 10 / 4096 * 16 + 32,
+	   "and ever fewer");
+
+	/* At most the longest pass is missed when that ends. */
+	for (n = 0; n < 10; n++)
+		(void)go(w, &watch, f, 0, MAX, &looked);
+	memset(f->cached, 0, MAX);
+	off = go(w, &watch, f, 0, MAX * 3, &looked);
+	ok(off >= 1 && off == looked, "no longer in memory: it is noticed");
+	off = go(w, &watch, f, 0, MAX, &looked);
+	ok(off == MAX, "and from then on all are put off");
+
+	memset(&watch, 0, sizeof(watch));
+	memset(f->cached, 1, MAX / 2);
+	off = go(w, &watch, f, 0, MAX, &looked);
+	ok(off >= MAX / 2 - 1024 && off <= MAX / 2, "half in memory");
+
+	for (n = 0; n < MAX; n++)
+		f->cached[n] = n % 2;
+	memset(&watch, 0, sizeof(watch));
+	off = go(w, &watch, f, 0, MAX, &looked);
+	ok(off == MAX / 2 && looked == MAX, "every other one in memory");
+
+	memset(&watch, 0, sizeof(watch));
+	memset(f->cached, 1, MAX);
+	good = !dorder_watch_pass(&watch, 1);
+	(void)go(w, &watch, f, 0, 16, &looked);
+	good &= looked == 16 && dorder_watch_pass(&watch, 60);
+	good &= !dorder_watch_pass(&watch, 5) && dorder_watch_pass(&watch, 4);
+	good &= dorder_watch_look(&watch) == 1;
+	errno = 7;
+	good &= dorder_window_add(w, 0, 1) == -1 && errno == 7;
+	ok(good, "whole directories are passed; errno stays");
+	dorder_window_free(w);
+	free(f);
+}
+
+int main(int argc, char **argv)
+{
+	seed = argc > 1 ? strtoull(argv[1], NULL, 0) : 20261121;
+	seed = seed ? seed : 1;
+	printf("# seed %llu\n", (unsigned long long)seed);
+	test_next(1000000, 1000000, 5000);
+	test_next(3, 1000000, 5000);
+	test_next(1000000, 3, 5000);
+	test_next(4, 4, 64 << 20);
+	test_next(1, 2, 5000);
+	test_read_all();
+	test_look(DORDER_LOOK_FILES, 0);
+	test_look(DORDER_LOOK_FILES + 1, 2);
+	test_look(LOTS, 3);
+	test_enough();
+	test_bounds();
+	test_real();
+	test_watch();
+	printf("1..%d\n", tests);
+	return bad != 0;
+}
