@@ -4,14 +4,12 @@
 import contextlib
 import datetime
 import gzip
-import importlib.machinery
-import importlib.util
 import io
 import os
 import pathlib
+import re
 import shutil
 import subprocess
-import sys
 import tarfile
 import tempfile
 
@@ -64,14 +62,80 @@ class Version:
 
 def e2fsprogs_parts():
     """Our files as {path in the tree: file}, and our patches in order: what e2fsprogs/build lays over the source."""
-    loader = importlib.machinery.SourceFileLoader("e2fsprogs_build", str(REPO / "e2fsprogs" / "build"))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
-    written, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-    try:
-        loader.exec_module(module)
-    finally:
-        sys.dont_write_bytecode = written
-    return module.inputs_of("", ())[:2]
+    return tb.load_script(REPO / "e2fsprogs" / "build").inputs_of("", ())[:2]
+
+
+def kernel_parts():
+    """The same of the kernel, by kernel/build."""
+    return tb.load_script(REPO / "kernel" / "build").inputs_of("", (), False)[:2]
+
+
+def kernel_source(directory, dest):
+    """Put the kernel's pristine tarball into dest (a directory); (its path, its version as in 6.12.117)."""
+    archive = tb.fetch("linux", directory)
+    if archive.suffix == ".deb":
+        cmd = 'dpkg-deb --fsys-tarfile "$1" | tar -xC "$2" --strip-components=3 --wildcards "*/linux-source-*.tar.xz"'
+        run(["bash", "-o", "pipefail", "-c", cmd, "unpack", archive, dest])
+        (tarball_path,) = dest.glob("linux-source-*.tar.xz")
+    else:
+        tarball_path = dest / archive.name
+        shutil.copy(archive, tarball_path)
+    # Of the names only some hold the point release.
+    only = ("--occurrence=1", "--wildcards", "--no-wildcards-match-slash", "*/Makefile")
+    top = run(["tar", "-xJOf", tarball_path, *only])
+    numbers = dict(re.findall(r"^(VERSION|PATCHLEVEL|SUBLEVEL) = (\d+)$", top, re.M))
+    version = ".".join(numbers.get(n, "?") for n in ("VERSION", "PATCHLEVEL", "SUBLEVEL"))
+    if not re.fullmatch(r"6\.12\.\d+", version):
+        raise tb.BuildError(f"{archive} is Linux {version}; our patches are for 6.12.y. Name another with --dir.")
+    return tarball_path, version
+
+
+def kernel_arguments(parser):
+    """Add the options that the builders of kernel packages have in common."""
+    parser.add_argument("--kernel", choices=("server", "small"), default="server",
+                        help="small: a kernel for the packages' own tests, built in minutes")  # fmt: skip
+    parser.add_argument("--module-key", metavar="FILE", default=os.environ.get("ITREE_MODULE_KEY"),
+                        help="sign modules with this key; a PEM file with key and certificate, "
+                        "no passphrase; also ITREE_MODULE_KEY. Without it modules are not signed")  # fmt: skip
+    parser.add_argument("--efi-key", metavar="FILE", default=os.environ.get("ITREE_EFI_KEY"),
+                        help="sign vmlinuz for Secure Boot with this key, a file of the same kind, by sbsign; "
+                        "also ITREE_EFI_KEY. Hosts must have its certificate enrolled")  # fmt: skip
+
+
+def pem_key(option, path):
+    """The absolute path of a key to sign with, after a look whether it is one."""
+    path = pathlib.Path(path).absolute()
+    if not path.is_file():
+        raise tb.BuildError(f"{option} {path}: no such file")
+    text = path.read_text(errors="replace")
+    for what in ("PRIVATE KEY", "CERTIFICATE"):
+        if f"-----BEGIN {what}-----" not in text:
+            raise tb.BuildError(f"{option} {path}: there is no {what.lower()} in it (PEM, without a passphrase)")
+    if option == "--efi-key" and not shutil.which("sbsign"):
+        raise tb.BuildError("--efi-key wants sbsign, which is not installed: run `make deps`")
+    return path
+
+
+def kernel_keys(args):
+    """{option: path} of the keys that were given for the kernel, each looked at."""
+    given = {"--module-key": args.module_key, "--efi-key": args.efi_key}
+    return {option: pem_key(option, path) for option, path in given.items() if path}
+
+
+def kernel_fragments(args, tree):
+    """What kernel/config/configure is called with; a key to sign modules with is put into the tree."""
+    config = REPO / "kernel" / "config"
+    words = ["--alone", config / "small.config"]
+    if args.kernel == "server":
+        words = [config / "itree.config", config / "server.config"]
+    if args.module_key:
+        key = tree / "certs" / "itree_key.pem"
+        shutil.copy(pem_key("--module-key", args.module_key), key)
+        key.chmod(0o600)
+        words.append(config / "signed.config")
+        if args.kernel == "server":
+            words.append(config / "lockdown.config")
+    return words
 
 
 def tarball(files, dest, epoch):
@@ -87,15 +151,20 @@ def tarball(files, dest, epoch):
     dest.write_bytes(gzip.compress(raw.getvalue(), 9, mtime=0))
 
 
-def expand(template, dest, **words):
-    """Fill in the @WORDS@ of a template; a word nobody knows is an error."""
+def filled(template, **words):
+    """The text of a template with its @WORDS@ filled in; a word nobody knows is an error."""
     text = template.read_text()
     for word, value in words.items():
         text = text.replace(f"@{word}@", value)
-    left = [w for w in ("VERSION", "RELEASE", "SOURCE", "PATCHES", "CHANGELOG", "URL", "BASEURL") if f"@{w}@" in text]
+    left = sorted(set(re.findall(r"@([A-Z]{2,})@", text)))
     if left:
         raise tb.BuildError(f"{template.relative_to(REPO)}: nobody fills in {', '.join(left)}")
-    dest.write_text(text)
+    return text
+
+
+def expand(template, dest, **words):
+    """Write a template to dest with its @WORDS@ filled in."""
+    dest.write_text(filled(template, **words))
 
 
 class Key:
@@ -110,7 +179,7 @@ class Key:
 
     def __enter__(self):
         self.stack = contextlib.ExitStack()
-        self.home = pathlib.Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="itree-gpg-")))
+        self.home = pathlib.Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="itree-gpg-", dir="/tmp")))
         self.stack.callback(run, ["gpgconf", "--homedir", self.home, "--kill", "gpg-agent"], check=False)
         try:
             source = pathlib.Path(self.path) if self.path else self.keep / "test-key.asc"

@@ -10,6 +10,8 @@ in a cache under a hash of all that went into them.
 import contextlib
 import fcntl
 import hashlib
+import importlib.machinery
+import importlib.util
 import json
 import os
 import pathlib
@@ -40,6 +42,23 @@ def cache_dir():
 
 def say(what, text):
     print(f"{what}: {text}", file=sys.stderr, flush=True)
+
+
+def load_script(path):
+    """A program whose name does not end in .py, as a module: another may call its functions.
+
+    A new one at each call, named after its folder and itself.
+    """
+    path = pathlib.Path(path)
+    loader = importlib.machinery.SourceFileLoader(f"{path.parent.name}_{path.name}".replace("-", "_"), str(path))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    sys.modules[loader.name] = module  # dataclasses look for it there
+    written, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        loader.exec_module(module)
+    finally:
+        sys.dont_write_bytecode = written
+    return module
 
 
 def main_guard(what, main):

@@ -19,6 +19,7 @@ import sys
 REPO = pathlib.Path(__file__).resolve().parents[2]
 LOCK = REPO / "sources.lock"
 SUITE = "trixie"  # the Debian release whose sources sources.lock names
+LATER = ("forky", "sid")  # asked for what that release does not have, or not any more
 
 
 class SourceError(Exception):
@@ -253,8 +254,9 @@ class Mirror:
             raise SourceError(f"{' '.join(argv[:1])} failed: " + " ".join(errors))
         return res.stdout
 
-    def update(self):
-        if self.updated:
+    def update(self, later=None):
+        """Fetch the lists of SUITE; if a later suite is named, that of its sources, too."""
+        if self.updated and not later:
             return
         stanzas = host_stanzas()
         if not stanzas:
@@ -262,21 +264,62 @@ class Mirror:
         uris, _, signed = stanzas[0]
         for sub in ("sources.d", "lists/partial", "cache/archives/partial"):
             (self.dir / sub).mkdir(parents=True, exist_ok=True)
-        text = f"Types: deb deb-src\nURIs: {' '.join(uris)}\nSuites: {SUITE}\nComponents: main\n"
-        if signed:
-            text += f"Signed-By:{signed}\n"
+        text = ""
+        for types, suite in [("deb deb-src", SUITE)] + [("deb-src", later)] * bool(later):
+            text += f"Types: {types}\nURIs: {' '.join(uris)}\nSuites: {suite}\nComponents: main\n"
+            if signed:
+                text += f"Signed-By:{signed}\n"
+            text += "\n"
         (self.dir / "sources.d" / "itree.sources").write_text(text)
         self.call(["apt-get", *self.options(), "update"])
         self.updated = True
 
+    def versions(self, package):
+        """{version: whether the private lists are what has it}; the host's own lists come first."""
+        found = {}
+        for private in (False, True):
+            if private:
+                self.update()
+            for line in self.call(["apt-cache", *self.options(private), "madison", package]).splitlines():
+                fields = [f.strip() for f in line.split("|")]
+                if len(fields) == 3 and fields[0] == package and not fields[2].endswith("Sources"):
+                    found.setdefault(fields[1], private)
+        return found
+
+    def download_version(self, package, version, private, into):
+        """Path of one version of a package, in a directory that is empty."""
+        self.call(["apt-get", *self.options(private), "download", f"{package}={version}"], cwd=into)
+        files = list(pathlib.Path(into).iterdir())
+        if len(files) != 1:
+            raise SourceError(f"apt-get download of {package} {version} left {len(files)} files")
+        return files[0]
+
     def download(self, source):
         return self._tarball(source) if source.sha256 else self._package(source)
 
+    def _addresses(self, source):
+        """{file name: address} of all versions of a source package that the private lists have."""
+        found = {}
+        listed = self.call(["apt-cache", *self.options(), "madison", source.name])
+        for line in listed.splitlines():
+            fields = [f.strip() for f in line.split("|")]
+            if len(fields) != 3 or fields[0] != source.name or not fields[2].endswith("Sources"):
+                continue
+            argv = ["apt-get", *self.options(), "source", "--print-uris", "--only-source", f"{source.name}={fields[1]}"]
+            found |= {name: uri for uri, name in re.findall(r"^'([^']+)' (\S+) ", self.call(argv), re.MULTILINE)}
+        return found
+
     def _tarball(self, source):
         self.update()
-        argv = ["apt-get", *self.options(), "source", "--print-uris", "--only-source", source.name]
-        listing = self.call(argv)
-        uris = dict(reversed(m) for m in re.findall(r"^'([^']+)' (\S+) ", listing, re.MULTILINE))
+        uris = self._addresses(source)
+        for suite in LATER:
+            if source.file in uris:
+                break
+            try:
+                self.update(suite)
+                uris |= self._addresses(source)
+            except SourceError as err:
+                print(f"fetch: {source.file} was looked for in {suite}, too: {err}", file=sys.stderr)
         if source.file not in uris:
             raise SourceError(f"it offers {', '.join(sorted(uris)) or 'nothing'} for {source.name}")
         part = self.dest / f"{source.file}.part"
