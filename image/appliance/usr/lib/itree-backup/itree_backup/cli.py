@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""The command line of itree-backup."""
+
+import argparse
+import json
+import os
+import pathlib
+import signal
+import sys
+import time
+
+from . import config, report, restore, retention, run, setup
+from . import store as store_
+from .errors import DAMAGED, USAGE, BackupError, Interrupted
+from .store import Store
+
+EPILOG = """snapshots are named by time (UTC); the beginning of a name will do where it is unique, and
+`latest` is the newest. Exit code: 0 done, 1 failed, 2 wrong usage or configuration, 3 busy, 4 no space, 5 client
+gone, 6 refused (host key, login), 7 damaged files, 8 interrupted. See itree-backup(8), itree-backup.conf(5)."""
+
+
+def parser():
+    top = argparse.ArgumentParser(prog="itree-backup", description="Verified snapshots of hosts, made with rsync.",
+                                  epilog=EPILOG)  # fmt: skip
+    top.add_argument("--config", metavar="DIR", default=config.DIRECTORY, help="default: /etc/itree-backup")
+    sub = top.add_subparsers(dest="what", required=True, metavar="COMMAND")
+
+    def add(name, help_, host=True):
+        made = sub.add_parser(name, help=help_, description=help_[0].upper() + help_[1:] + ".", epilog=EPILOG)
+        if host:
+            made.add_argument("host", metavar="HOST")
+        return made
+
+    add("run", "back a host up: resume what was interrupted, fetch, verify, prune")
+    made = add("list", "list snapshots, or a directory of one", host=False)
+    made.add_argument("host", metavar="HOST", nargs="?")
+    made.add_argument("snapshot", metavar="SNAPSHOT", nargs="?")
+    made.add_argument("path", metavar="PATH", nargs="?", default="/")
+    made = add("restore", "copy files of a snapshot to a directory of this machine and check them")
+    made.add_argument("snapshot", metavar="SNAPSHOT")
+    made.add_argument("path", metavar="PATH", nargs="*", help="default: everything")
+    made.add_argument("--to", metavar="DIR", required=True, help="where to; paths keep their names below it")
+    made.add_argument("--overwrite", action="store_true", help="replace files that are there and differ")
+    made = add("export", "write files of a snapshot to standard output as a tar stream")
+    made.add_argument("snapshot", metavar="SNAPSHOT")
+    made.add_argument("path", metavar="PATH", nargs="*", help="default: everything")
+    made = add("verify", "read snapshots and compare each file with what the client sent", host=False)
+    made.add_argument("host", metavar="HOST", nargs="?", help="default: all hosts, newest snapshot of each")
+    made.add_argument("snapshot", metavar="SNAPSHOT", nargs="?", help="default: the newest")
+    made.add_argument("--all", action="store_true", help="all snapshots; a file they share is read once")
+    made.add_argument("--adopt", action="store_true", help="take files of which nothing is known as right")
+    made = add("sums", "write what the client sent as md5sum(1) has it, for checking by other means")
+    made.add_argument("snapshot", metavar="SNAPSHOT")
+    made = add("prune", "remove snapshots that retention does not keep")
+    made.add_argument("-n", "--dry-run", action="store_true", help="say which, remove none")
+    made.add_argument("--remove", metavar="SNAPSHOT", help="remove this one (its full name) whatever is kept")
+    add("discard", "remove what interrupted runs left")
+    made = add("status", "say how all hosts are; exit code 1 if one is not well", host=False)
+    made.add_argument("host", metavar="HOST", nargs="?")
+    made.add_argument("--json", action="store_true", help="everything that is known, for programs")
+    made = add("notify", "tell of a host's last run, or how all are, by mail and webhook", host=False)
+    made.add_argument("host", metavar="HOST", nargs="?")
+    made.add_argument("--message", metavar="TEXT", help="tell this instead")
+    made = add("setup", "put credentials in place, make the key, switch the hosts' timers on", host=False)
+    made.add_argument("--no-timers", action="store_true", help="leave systemd alone")
+    made = add("init", "make the mounted volume the backup volume", host=False)
+    made.add_argument("--no-mount", action="store_true", help="let it be a directory of a larger file system")
+    add("prepare", "make the directory of a host (backup@.service does)")
+    return top
+
+
+def cmd_run(base, args):
+    run.backup(base, config.host(base, args.host), Store(base, args.host))
+
+
+def stores(base, name=None):
+    """The hosts that are configured or have a directory, or one of them."""
+    if name:
+        store = Store(base, name)
+        if not store.path.is_dir() and name not in config.hosts(base):
+            raise BackupError(f"there is no host '{name}', neither configured nor on the volume", USAGE)
+        return [store]
+    store_.check_volume(base)
+    found = {n for n in os.listdir(base.volume) if (base.volume / n / ".itree-backup").is_dir()}
+    return [Store(base, n) for n in sorted(found | set(config.hosts(base)))]
+
+
+def cmd_list(base, args):
+    if args.snapshot:
+        store = stores(base, args.host)[0]
+        restore.listing(store, store.find(args.snapshot), args.path)
+        return
+    for store in stores(base, args.host):
+        keep = config.host(base, store.name).keep if store.name in config.hosts(base) else None
+        stay = retention.kept(store.snapshots(), keep) if keep else {}
+        for name in store.snapshots():
+            record = store.record(name)
+            notes = "damaged" if record.get("damaged") else ", ".join(stay.get(name, ["not kept"] if keep else []))
+            print(f"{store.name:20} {name}  {record.get('names', '?'):>9} names {record.get('new_files', '?'):>9} new "
+                  f"{record.get('new_bytes', 0) >> 20:>8} MiB  {notes}")  # fmt: skip
+        for name in store.names(".partial"):
+            print(f"{store.name:20} {name}  interrupted")
+
+
+def cmd_restore(base, args):
+    store = stores(base, args.host)[0]
+    name = store.find(args.snapshot)
+    right, unknown, kept = restore.restore(store, name, args.path, args.to, args.overwrite)
+    print(f"{store.name} {name}: restored to {args.to}: {right} files compared and right" +
+          f", {kept} were there already and are as they were" * bool(kept) +
+          f", {unknown} could not be compared: nothing is known of them" * bool(unknown))  # fmt: skip
+
+
+def cmd_export(base, args):
+    store = stores(base, args.host)[0]
+    if sys.stdout.isatty():
+        raise BackupError("the tar stream goes to standard output, which is a terminal: redirect it", USAGE)
+    restore.export(store, store.find(args.snapshot), args.path, sys.stdout.fileno())
+
+
+def cmd_verify(base, args):
+    wrong = unknown = 0
+    for store in stores(base, args.host):
+        names = store.snapshots()
+        if args.snapshot or (names and not args.all):
+            names = [store.find(args.snapshot)]
+        if not names:
+            print(f"{store.name}: there is no good snapshot yet")
+            continue
+        found = run.verify_host(store, names, args.adopt)
+        wrong, unknown = wrong + found.wrong, unknown + found.unknown
+        for line in found.bad:
+            print(f"{store.name}: {line}", file=sys.stderr)
+    if wrong:
+        raise BackupError(f"{wrong} files are not what the client sent (above). Other snapshots may have them "
+                          "right; see also journalctl -k and smartctl -a", DAMAGED)  # fmt: skip
+    if unknown:
+        raise BackupError(f"of {unknown} files nothing is known, so they could not be compared; "
+                          "--adopt takes them as right")  # fmt: skip
+
+
+def cmd_sums(base, args):
+    store = stores(base, args.host)[0]
+    unknown = restore.write_sums(store, store.find(args.snapshot), sys.stdout.buffer)
+    if unknown:
+        raise BackupError(f"of {unknown} files nothing is known: they are not in the list")
+
+
+def cmd_prune(base, args):
+    host, store = config.host(base, args.host), Store(base, args.host)
+    if args.remove:
+        with store.lock():
+            if args.remove not in store.snapshots():
+                raise BackupError(f"{store.name}: there is no snapshot with the full name '{args.remove}'")
+            if len(store.snapshots()) == 1:
+                raise BackupError(f"{store.name}: {args.remove} is the only good snapshot; it is not removed", USAGE)
+            store.remove(args.remove)
+            print(f"{store.name}: removed {args.remove}")
+        return
+    if args.dry_run:
+        for name in retention.doomed(store, host.keep):
+            print(f"{store.name}: would remove {name}")
+        return
+    with store.lock():
+        gone = retention.prune(store, host.keep, run.say)
+        run.finish(store, {**store.status(), "prune_message": ""})
+    print(f"{store.name}: {len(gone)} removed, {len(store.snapshots())} kept")
+
+
+def cmd_discard(base, args):
+    store = stores(base, args.host)[0]
+    with store.lock():
+        store.finish_removals()
+        for name in store.names(".partial"):
+            store.remove(name, ".partial")
+            print(f"{store.name}: removed what the run of {name} left")
+        store.remove_parts()
+
+
+def cmd_status(base, args):
+    found, now = stores(base, args.host), time.time()
+    if args.json:
+        space, percent, inodes = store_.free(base.volume)
+        hosts = {s.name: {**s.status(), "snapshots": s.snapshots(), "partial": s.names(".partial"),
+                          "well": report.overview(s, now, base.max_age)[1]} for s in found}  # fmt: skip
+        print(json.dumps({"volume": str(base.volume), "free_bytes": space, "free_percent": round(percent, 2),
+                          "free_inodes_percent": round(inodes, 2), "hosts": hosts}, indent=1))  # fmt: skip
+        return 0 if all(h["well"] for h in hosts.values()) else 1
+    lines, well = status_lines(base, found)
+    print("\n".join(lines))
+    return 0 if well else 1
+
+
+def status_lines(base, found):
+    """What status says of these stores and the volume, as lines, and whether all is well."""
+    told = [report.overview(s, time.time(), base.max_age) for s in found]
+    lines = [line for line, _ in told] or ["no hosts yet: see itree-backup.conf(5)"]
+    space, percent, inodes = store_.free(base.volume)
+    short = min(percent, inodes) < base.warn_free
+    lines.append(f"{base.volume}: {space >> 20} MiB free ({percent:.0f} %), {inodes:.0f} % of the inodes" +
+                 f": less than warn_free_percent, {base.warn_free:g}" * short)  # fmt: skip
+    return lines, all(well for _, well in told) and not short
+
+
+def cmd_notify(base, args):
+    if args.host:
+        print(report.notify(Store(base, args.host)))
+        return
+    message = args.message or "\n".join(status_lines(base, stores(base))[0])
+    print(report.tell(base, "backups want attention", message + "\n", {"message": message}))
+
+
+def cmd_setup(base, args):
+    setup.setup(base.conf)
+    base = config.settings(base.conf)
+    if os.path.ismount(base.volume):
+        cmd_init(base, argparse.Namespace(no_mount=False))
+    else:
+        print(f"{base.volume} is not mounted: backups fail until it is", file=sys.stderr)
+    names = config.hosts(base)
+    for name in names:
+        config.host(base, name)
+    if not args.no_timers:
+        setup.timers(names)
+    print(f"hosts: {', '.join(names) or 'none yet'}")
+
+
+def cmd_init(base, args):
+    made = store_.init(base, not args.no_mount)
+    print(f"{base.volume}: {'is the backup volume now' if made else 'is the backup volume already'}")
+
+
+def cmd_prepare(base, args):
+    Store(base, args.host).prepare()
+
+
+def stop(number, _frame):
+    raise Interrupted(number)
+
+
+def main():
+    args = parser().parse_args()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, stop)
+    os.umask(0o077)
+    if os.geteuid():
+        print("itree-backup: the files of clients keep their owners here, which takes root: use sudo", file=sys.stderr)
+        return USAGE
+    try:
+        if args.what == "setup":
+            setup.defaults(pathlib.Path(args.config).absolute())
+        base = config.settings(pathlib.Path(args.config).absolute())
+        return globals()[f"cmd_{args.what}"](base, args) or 0
+    except BackupError as err:
+        print(f"itree-backup {args.what}: {err}", file=sys.stderr)
+        return err.code
+    except OSError as err:
+        print(f"itree-backup {args.what}: {err}", file=sys.stderr)
+        return 1

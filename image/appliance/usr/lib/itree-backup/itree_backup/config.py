@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""Configuration: itree-backup.conf and one file a host, as itree-backup.conf(5) has them.
+
+A key that is not known, or a value out of range, is an error: a retention
+that was misspelt must not silently become the default.
+"""
+
+import configparser
+import dataclasses
+import os
+import pathlib
+import re
+
+from .errors import USAGE, BackupError
+
+DIRECTORY = pathlib.Path("/etc/itree-backup")
+HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+# What a word of a remote shell command or of an rsync argument may be made of without being taken for more.
+ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*|[0-9A-Fa-f:]+:[0-9A-Fa-f:.]*")
+USER = re.compile(r"[a-z_][a-z0-9_.-]*")
+GLOBAL = {
+    "volume": {"directory", "min_free_percent", "min_free_inodes_percent"},
+    "keep": {"last", "daily", "weekly", "monthly"},
+    "notify": {"mail_to", "webhook"},
+    "metrics": {"directory"},
+    "status": {"max_age_hours", "warn_free_percent"},
+}
+PER_HOST = {
+    "host": {"address", "port", "method", "user", "paths", "exclude", "bandwidth", "compress", "timeout",
+             "one_file_system", "password_file"},
+    "keep": GLOBAL["keep"],
+}  # fmt: skip
+
+
+@dataclasses.dataclass
+class Settings:
+    """What holds for all hosts. Percentages are of the volume; keep is numbers of
+    snapshots, days, weeks, months."""
+
+    conf: pathlib.Path
+    volume: pathlib.Path
+    min_free: float
+    min_free_inodes: float
+    keep: dict
+    mail_to: str
+    webhook: str
+    metrics: pathlib.Path | None
+    max_age: float  # hours
+    warn_free: float
+
+
+@dataclasses.dataclass
+class Host:
+    """One client. bandwidth is in KiB/s (0: no limit), timeout in seconds without a byte."""
+
+    name: str
+    address: str
+    port: int
+    method: str
+    user: str
+    paths: list
+    exclude: list
+    bandwidth: int
+    compress: bool
+    timeout: int
+    one_file_system: bool
+    password_file: str
+    keep: dict
+
+
+def check_name(name):
+    """Raise unless a host name can be the name of a directory and of a systemd instance."""
+    if not HOST.fullmatch(name):
+        raise BackupError(
+            f"'{name}' cannot be the name of a host: letters, digits, dot, minus and underscore, at most 63, "
+            "and the first a letter or digit",
+            USAGE,
+        )
+    return name
+
+
+def read(path, known):
+    """A configuration file as {section: {key: value}}; anything unknown in it is an error."""
+    parser = configparser.ConfigParser(interpolation=None, comment_prefixes=("#", ";"), delimiters=("=",))
+    try:
+        with open(path, encoding="utf-8") as handle:
+            parser.read_file(handle)
+    except (OSError, UnicodeDecodeError, configparser.Error) as err:
+        why = err.strerror if isinstance(err, OSError) else " ".join(str(err).split())
+        raise BackupError(f"{path} cannot be read: {why}", USAGE) from err
+    for section in parser.sections():
+        if section not in known:
+            raise BackupError(f"{path}: there is no section [{section}]; there are {', '.join(sorted(known))}", USAGE)
+        for key in parser[section]:
+            if key not in known[section]:
+                raise BackupError(
+                    f"{path}: [{section}] has no '{key}'; it has {', '.join(sorted(known[section]))}", USAGE
+                )
+    return {name: dict(parser[name]) for name in parser.sections()}
+
+
+class Values:
+    """One section of a file, asked for values of a kind and range."""
+
+    def __init__(self, path, section, values):
+        self.path, self.section, self.values = path, section, values
+
+    def wrong(self, key, what):
+        raise BackupError(f"{self.path}: [{self.section}] {key}: '{self.values.get(key, '')}' is not {what}", USAGE)
+
+    def text(self, key, default=""):
+        return self.values.get(key, default).strip()
+
+    def lines(self, key):
+        return [line.strip() for line in self.values.get(key, "").splitlines() if line.strip()]
+
+    def number(self, key, default, low, high, kind=int):
+        text = self.text(key)
+        if not text:
+            return default
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not low <= value <= high:
+            self.wrong(key, f"a number from {low} to {high}")
+        return value
+
+    def truth(self, key, default):
+        text = self.text(key).lower()
+        if text not in ("", "yes", "no"):
+            self.wrong(key, "yes or no")
+        return {"": default, "yes": True, "no": False}[text]
+
+    def word(self, key, default, pattern, what):
+        value = self.text(key) or default
+        if value and not pattern.fullmatch(value):
+            self.wrong(key, what)
+        return value
+
+
+def keep_of(path, values, default):
+    section = Values(path, "keep", values)
+    keep = {key: section.number(key, default[key], 0, 10000) for key in default}
+    if not any(keep.values()):
+        raise BackupError(f"{path}: [keep] would keep nothing: give last, daily, weekly or monthly", USAGE)
+    return keep
+
+
+def settings(conf):
+    """Read itree-backup.conf of a configuration directory."""
+    conf = pathlib.Path(conf)
+    path = conf / "itree-backup.conf"
+    found = read(path, GLOBAL)
+    volume = Values(path, "volume", found.get("volume", {}))
+    notify = Values(path, "notify", found.get("notify", {}))
+    status = Values(path, "status", found.get("status", {}))
+    metrics = Values(path, "metrics", found.get("metrics", {})).text("directory")
+    directory = volume.text("directory", "/srv/backup")
+    if not os.path.isabs(directory) or os.path.normpath(directory) == "/":
+        volume.wrong("directory", "an absolute path below /")
+    # ssh's options and rsync's --rsh are split at spaces.
+    if re.search(r"\s", str(conf)):
+        raise BackupError(f"{conf}: the configuration directory cannot have spaces in its name", USAGE)
+    webhook = notify.text("webhook")
+    if webhook and not re.match(r"https?://", webhook):
+        notify.wrong("webhook", "an http or https address")
+    return Settings(
+        conf=conf,
+        volume=pathlib.Path(directory),
+        min_free=volume.number("min_free_percent", 5, 0, 90, float),
+        min_free_inodes=volume.number("min_free_inodes_percent", 5, 0, 90, float),
+        keep=keep_of(path, found.get("keep", {}), {"last": 3, "daily": 14, "weekly": 8, "monthly": 12}),
+        mail_to=notify.text("mail_to"),
+        webhook=webhook,
+        metrics=pathlib.Path(metrics) if metrics else None,
+        max_age=status.number("max_age_hours", 36, 1, 10000, float),
+        warn_free=status.number("warn_free_percent", 10, 0, 90, float),
+    )
+
+
+def check_paths(path, section, method, paths):
+    """Paths to back up: absolute for ssh, MODULE[/PATH] of one module for rsyncd, none within another."""
+    if not paths:
+        raise BackupError(f"{path}: [host] paths: name at least one path to back up", USAGE)
+    for one in paths:
+        parts = one.strip("/").split("/")
+        if ".." in parts or "." in parts or re.search(r"[\x00-\x1f\x7f]", one):
+            raise BackupError(f"{path}: [host] paths: '{one}' has a '.', '..' or control character in it", USAGE)
+        if one.startswith("/") != (method == "ssh"):
+            want = "an absolute path" if method == "ssh" else "MODULE or MODULE/PATH"
+            raise BackupError(f"{path}: [host] paths: '{one}' is not {want}, which method = {method} wants", USAGE)
+    plain = ["/" + one.strip("/") for one in paths]
+    for one in plain:
+        for other in plain:
+            if one is not other and (other + "/").startswith(one.rstrip("/") + "/"):
+                raise BackupError(f"{path}: [host] paths: {other} is within {one} already", USAGE)
+    if method == "rsyncd" and len({one.split("/")[0] for one in paths}) > 1:
+        raise BackupError(f"{path}: [host] paths: one connection serves one rsyncd module; "
+                          "give each module a host file of its own", USAGE)  # fmt: skip
+
+
+def host(base, name):
+    """Read hosts.d/NAME.conf."""
+    path = base.conf / "hosts.d" / f"{check_name(name)}.conf"
+    if not path.exists():
+        have = ", ".join(hosts(base)) or "none"
+        raise BackupError(f"there is no host '{name}': {path} does not exist (hosts there are: {have})", USAGE)
+    found = read(path, PER_HOST)
+    values = Values(path, "host", found.get("host", {}))
+    method = values.text("method", "ssh")
+    if method not in ("ssh", "rsyncd"):
+        values.wrong("method", "ssh or rsyncd")
+    check_paths(path, values, method, values.lines("paths"))
+    return Host(
+        name=name,
+        address=values.word("address", name, ADDRESS, "a host name or address"),
+        port=values.number("port", 0, 1, 65535),
+        method=method,
+        user=values.word("user", "root" if method == "ssh" else "", USER, "a user name"),
+        paths=values.lines("paths"),
+        exclude=values.lines("exclude"),
+        bandwidth=values.number("bandwidth", 0, 0, 1 << 30),
+        compress=values.truth("compress", False),
+        timeout=values.number("timeout", 600, 10, 86400),
+        one_file_system=values.truth("one_file_system", True),
+        password_file=values.text("password_file"),
+        keep=keep_of(path, found.get("keep", {}), base.keep),
+    )
+
+
+def hosts(base):
+    """Names of the configured hosts, sorted."""
+    found = (base.conf / "hosts.d").glob("*.conf")
+    return sorted(p.stem for p in found if HOST.fullmatch(p.stem))

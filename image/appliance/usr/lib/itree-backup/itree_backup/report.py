@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""What others see: status.json, metrics for Prometheus, mail and webhook after a failure."""
+
+import datetime
+import json
+import os
+import subprocess
+import urllib.request
+
+from . import store as store_
+from .errors import NAMES, BackupError
+
+HELP = {
+    "last_run_timestamp_seconds": "When the last run ended.",
+    "last_run_success": "1 if the last run ended in a good snapshot.",
+    "last_success_timestamp_seconds": "When the newest good snapshot was finished; 0 if there is none.",
+    "last_run_duration_seconds": "How long the last run took.",
+    "new_files": "Files the last run fetched.",
+    "new_bytes": "Bytes of the files the last run fetched.",
+    "snapshots": "Good snapshots.",
+    "partial_snapshots": "Interrupted runs that the next run will use.",
+    "damaged_files": "Files found not to be what the client sent, at the last verification.",
+    "last_verify_timestamp_seconds": "When snapshots were last read and compared; 0 if never.",
+    "volume_free_bytes": "Free space of the backup volume.",
+    "volume_free_inodes_ratio": "Free inodes of the backup volume, from 0 to 1.",
+}
+
+
+def metrics(store):
+    """The metrics of a host in Prometheus's text format."""
+    status = store.status()
+    space, _, inodes = store_.free(store.path)
+    values = {
+        "last_run_timestamp_seconds": status.get("ended", 0),
+        "last_run_success": int(status.get("state") == "ok"),
+        "last_success_timestamp_seconds": status.get("last_good_time", 0),
+        "last_run_duration_seconds": status.get("seconds", 0),
+        "new_files": status.get("files", 0),
+        "new_bytes": status.get("bytes", 0),
+        "snapshots": len(store.snapshots()),
+        "partial_snapshots": len(store.names(".partial")),
+        "damaged_files": status.get("damaged_files", 0),
+        "last_verify_timestamp_seconds": status.get("verified", 0),
+        "volume_free_bytes": space,
+        "volume_free_inodes_ratio": round(inodes / 100, 4),
+    }
+    out = []
+    for name, value in values.items():
+        full = f"itree_backup_{name}"
+        out += [f"# HELP {full} {HELP[name]}", f"# TYPE {full} gauge", f'{full}{{host="{store.name}"}} {value}']
+    return "\n".join(out) + "\n"
+
+
+def publish(store, status):
+    """Write status and metrics. A metrics directory that cannot be written is told, not an error of the backup."""
+    store.write_status(status)
+    if store.base.metrics:
+        try:
+            store.base.metrics.mkdir(parents=True, exist_ok=True)
+            path = store.base.metrics / f"itree_backup_{store.name}.prom"
+            store_.write_file(path, metrics(store))
+            path.chmod(0o644)
+        except OSError as err:
+            return f"metrics could not be written: {err}"
+    return None
+
+
+def age(seconds):
+    """A time span in words of one unit."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def overview(store, now, max_age):
+    """(one line about a host, whether all is well with it). max_age is in hours."""
+    status, names = store.status(), store.snapshots()
+    good = status.get("last_good_time") if names else None
+    old = now - good if good else None
+    state = status.get("state", "never run")
+    # A run that was killed could not say so itself.
+    if state == "running" and not is_locked(store):
+        state = "interrupted"
+    problems = []
+    if state not in ("ok", "running"):
+        problems.append(status.get("message", "") if state != "interrupted" else "the run was cut off")
+    if good is None:
+        problems.append("no good snapshot")
+    elif old > max_age * 3600:
+        problems.append(f"newest good snapshot is older than {max_age:g} h")
+    if status.get("damaged_files"):
+        problems.append(f"{status['damaged_files']} damaged files")
+    if status.get("prune_message"):
+        problems.append(status["prune_message"])
+    last = f"{names[-1]} ({age(max(old, 0))} ago)" if good else "-"
+    line = f"{store.name:20} {state:12} {len(names):4} good  newest {last}"
+    return line + "".join(f"\n    {p.splitlines()[0]}" for p in problems if p), not problems
+
+
+def is_locked(store):
+    """Whether a run of the host is at work, as far as can be seen without disturbing it."""
+    try:
+        wanted = os.stat(store.meta / "lock").st_ino
+        with open("/proc/locks") as handle:
+            return any(f":{wanted} " in line and "FLOCK" in line for line in handle)
+    except OSError:
+        return False
+
+
+def notify(store):
+    """Tell of a host's last run by mail and webhook, as configured. Returns what was done; raises BackupError."""
+    status = store.status()
+    state = status.get("state", "never run")
+    if state == "running" and not is_locked(store):
+        state = "interrupted"
+    ended = datetime.datetime.fromtimestamp(status.get("ended", 0), datetime.UTC)
+    message = status.get("message") or f"see journalctl -u backup@{store.name}"
+    newest = (store.snapshots() or [None])[-1]
+    text = f"{message}\n\nlast run ended: {ended:%Y-%m-%d %H:%M} UTC\nnewest good snapshot: {newest or 'none'}\n"
+    facts = {"host": store.name, "state": state, "message": message, "newest_good": newest}
+    return tell(store.base, f"backup of {store.name}: {state}", text, facts)
+
+
+def tell(base, subject, text, facts):
+    """Send a text by mail, facts by webhook. Returns what was done; raises BackupError if somebody was not reached."""
+    done, wrong = [], []
+    if base.mail_to:
+        mail = (f"To: {base.mail_to}\nSubject: {subject}\nAuto-Submitted: auto-generated\n"
+                f"Content-Type: text/plain; charset=utf-8\n\n{text}")  # fmt: skip
+        try:
+            res = subprocess.run(["/usr/sbin/sendmail", "-t", "-oi"], input=mail, capture_output=True, text=True,
+                                 timeout=120, check=False)  # fmt: skip
+            (wrong if res.returncode else done).append(f"mail to {base.mail_to}" + f": {res.stderr}" * bool(res.stderr))
+        except (OSError, subprocess.TimeoutExpired) as err:
+            wrong.append(f"mail to {base.mail_to}: {err}")
+    if base.webhook:
+        body = {"subject": subject, **facts}
+        request = urllib.request.Request(base.webhook, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                done.append(f"webhook ({answer.status})")
+        except (OSError, ValueError) as err:
+            wrong.append(f"webhook: {err}")
+    if wrong:
+        raise BackupError(f"{subject}; nobody could be told by {'; '.join(wrong)}")
+    return f"{subject}; told by {', '.join(done) or 'nobody: neither [notify] mail_to nor webhook is set'}"
+
+
+def name_of(code):
+    return NAMES.get(code, "failed")

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""Which snapshots stay.
+
+Counted in days, weeks and months that have a snapshot, not in age: a clock
+that jumped forward, or a client that was away for a year, makes nothing old.
+"""
+
+import datetime
+
+from .errors import DAMAGED, FAILED, BackupError
+from .store import when
+
+SLACK = datetime.timedelta(minutes=10)
+BUCKETS = {"daily": "%Y-%m-%d", "weekly": "%G-W%V", "monthly": "%Y-%m"}
+
+
+def kept(names, keep):
+    """Names that stay, and why, as {name: [daily, ...]}: the last N, and the newest of each of N days, weeks, months.
+
+    The newest of all stays whatever keep says.
+    """
+    names = sorted(names, reverse=True)
+    found = {name: ["last"] for name in names[: keep["last"]]}
+    for kind, form in BUCKETS.items():
+        seen = set()
+        for name in names:
+            bucket = when(name).strftime(form)
+            if bucket not in seen:
+                if len(seen) >= keep[kind]:
+                    break
+                seen.add(bucket)
+                found.setdefault(name, []).append(kind)
+    if names:
+        found.setdefault(names[0], []).append("newest")
+    return found
+
+
+def check_clock(host, names):
+    """Raise if the newest snapshot is of the future: then the clock is wrong, or was when it was made."""
+    now = datetime.datetime.now(datetime.UTC)
+    if names and when(names[-1]) > now + SLACK:
+        raise BackupError(
+            f"{host}: the newest snapshot is {names[-1]}, and the clock says {now:%Y-%m-%dT%H-%M-%SZ}: one of them is "
+            "wrong. Nothing is pruned until they agree. Set the clock (timedatectl); if the snapshot's name is wrong, "
+            f"remove it with 'itree-backup prune --remove {names[-1]} {host}'",
+            FAILED,
+        )
+
+
+def doomed(store, keep):
+    """Names of a store that do not stay, oldest first. Raises BackupError if nothing may be pruned now."""
+    names = store.snapshots()
+    check_clock(store.name, names)
+    if names and store.record(names[-1]).get("damaged"):
+        raise BackupError(
+            f"{store.name}: the newest snapshot, {names[-1]}, has damaged files, and older ones may hold the good "
+            "ones: nothing is pruned. Restore what you need; a new good run ends this",
+            DAMAGED,
+        )
+    stay = kept(names, keep)
+    return [name for name in names if name not in stay]
+
+
+def prune(store, keep, say):
+    """Remove them; the names that went."""
+    store.finish_removals()
+    gone = doomed(store, keep)
+    for name in gone:
+        say(f"{store.name}: removing {name}")
+        store.remove(name)
+    return gone

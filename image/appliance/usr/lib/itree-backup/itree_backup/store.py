@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""The directory of a host on the volume: names of snapshots, the lock, what makes a snapshot count.
+
+    VOLUME/.itree-backup-volume          says that this is the volume
+    VOLUME/HOST/2026-11-21T02-00-07Z     a good snapshot: complete, verified, on disk
+    VOLUME/HOST/....partial              a run that did not end; read by the next
+    VOLUME/HOST/....deleting             on its way out
+    VOLUME/HOST/.itree-backup/           lock, status, sums, one record a snapshot
+
+A name without a suffix appears by rename() after all below it is on disk, and
+goes by rename() before the first file of it is removed.
+"""
+
+import contextlib
+import ctypes
+import datetime
+import fcntl
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import time
+
+from . import config
+from .errors import BUSY, FAILED, SPACE, BackupError
+
+MARKER = ".itree-backup-volume"
+NAME = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ")
+FORMAT = "%Y-%m-%dT%H-%M-%SZ"
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def when(name):
+    """The time in a snapshot's name, in UTC."""
+    return datetime.datetime.strptime(name, FORMAT).replace(tzinfo=datetime.UTC)
+
+
+def fsync_directory(path):
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_file(path, text):
+    """Put a file in place: all of it or what was there before, whatever happens."""
+    path = pathlib.Path(path)
+    temp = path.with_name(f".{path.name}.new")
+    with open(temp, "w", encoding="utf-8") as handle:
+        handle.write(text)
+        handle.flush()
+        os.fsync(handle.fileno())
+    os.rename(temp, path)
+    fsync_directory(path.parent)
+
+
+class Flusher:
+    """Writes a whole file system out, and tells of any write error since this was made."""
+
+    def __init__(self, path):
+        # The kernel reports errors to descriptors that were open when they happened.
+        self.path = path
+        self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+
+    def flush(self):
+        if _LIBC.syncfs(self.fd):
+            err = ctypes.get_errno()
+            code = SPACE if err in (28, 122) else FAILED  # ENOSPC, EDQUOT
+            raise BackupError(f"{self.path}: data could not be written to disk: {os.strerror(err)}. "
+                              "See the kernel log (journalctl -k) before trusting this volume", code)  # fmt: skip
+
+    def close(self):
+        os.close(self.fd)
+
+
+def check_volume(base):
+    """Raise unless the volume is there: a run must never fill the disk below an empty mount point."""
+    if not (base.volume / MARKER).is_file():
+        raise BackupError(
+            f"{base.volume} is not a backup volume: there is no {MARKER} in it. Is it mounted (findmnt {base.volume})? "
+            "A new volume becomes one by 'itree-backup init'"
+        )
+
+
+class Store:
+    """A host's directory. base is config.Settings."""
+
+    def __init__(self, base, name):
+        self.base, self.name = base, config.check_name(name)
+        self.path = base.volume / name
+        self.meta = self.path / ".itree-backup"
+
+    def prepare(self):
+        """Make the directories; others than root have no business in a host's files."""
+        check_volume(self.base)
+        for path in (self.path, self.meta, self.meta / "parts"):
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(mode=0o700)
+                fsync_directory(path.parent)
+        # In a sandbox or below a mount that somebody forgot, the marker may be there and the directory elsewhere.
+        if self.path.stat().st_dev != (self.base.volume / MARKER).stat().st_dev:
+            raise BackupError(
+                f"{self.path} is not on the file system of {self.base.volume}: something is mounted over it "
+                f"(findmnt -R {self.base.volume}). A snapshot there would not be on the backup volume"
+            )
+
+    @contextlib.contextmanager
+    def lock(self, wait=1.0):
+        """Hold the host for this process and the rsync it starts; yields the descriptor to pass on.
+
+        rsync inherits it, so that after a kill -9 of this process nothing
+        else writes here before rsync has ended too. Waits at most `wait`
+        seconds. Raises BackupError(BUSY).
+        """
+        self.prepare()
+        fd = os.open(self.meta / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            end = time.monotonic() + wait
+            while True:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= end:
+                        raise BackupError(
+                            f"{self.name}: another run, prune or verify of this host is at work "
+                            f"(lock {self.meta}/lock); try again when it has ended",
+                            BUSY,
+                        ) from None
+                    time.sleep(0.1)
+            yield fd
+        finally:
+            os.close(fd)
+
+    def names(self, suffix=""):
+        """Names with that suffix, oldest first, without it."""
+        try:
+            found = os.listdir(self.path)
+        except FileNotFoundError:
+            return []
+        return sorted(n.removesuffix(suffix) for n in found if n.endswith(suffix) and NAME.fullmatch(
+            n.removesuffix(suffix)))  # fmt: skip
+
+    def snapshots(self):
+        """Good snapshots, oldest first."""
+        return self.names()
+
+    def find(self, name):
+        """The snapshot an admin names: its full name, the beginning of one, or `latest`."""
+        have = self.snapshots()
+        if not have:
+            raise BackupError(f"{self.name}: there is no good snapshot yet")
+        if name in ("latest", None):
+            return have[-1]
+        found = [n for n in have if n.startswith(name)]
+        if len(found) != 1:
+            what = f"is the beginning of {len(found)} of them" if found else "is none of them"
+            raise BackupError(f"{self.name}: '{name}' {what}; 'itree-backup list {self.name}' shows the snapshots")
+        return found[0]
+
+    def new_name(self):
+        """A name for a run that begins now; waits for the next second if this one has a name already."""
+        for _ in range(5):
+            name = datetime.datetime.now(datetime.UTC).strftime(FORMAT)
+            if not any((self.path / (name + s)).exists() for s in ("", ".partial", ".deleting")):
+                return name
+            time.sleep(1.01)
+        raise BackupError(f"{self.path}: the clock stands still: {name} exists already")
+
+    def publish(self, name):
+        """A partial snapshot becomes a good one. Everything in it must be on disk by now."""
+        os.rename(self.path / f"{name}.partial", self.path / name)
+        fsync_directory(self.path)
+
+    def remove(self, name, suffix=""):
+        """Remove a snapshot or partial: at once as a name, then its files."""
+        gone = self.path / f"{name}.deleting"
+        if suffix != ".deleting":
+            os.rename(self.path / (name + suffix), gone)
+            fsync_directory(self.path)
+        # rm goes through large directories in inode order; --one-file-system: nothing mounted below is touched.
+        res = subprocess.run(["rm", "-rf", "--one-file-system", "--", gone], stdin=subprocess.DEVNULL,
+                             capture_output=True, text=True, errors="replace", check=False)  # fmt: skip
+        if res.returncode or gone.exists():
+            raise BackupError(f"{gone} could not be removed: {res.stderr.strip()[-500:]}")
+        for path in (self.sums_of(name), self.record_path(name)):
+            path.unlink(missing_ok=True)
+
+    def finish_removals(self):
+        """Go on with removals that a crash cut short, and remove lists of sums that no interrupted run needs."""
+        for name in self.names(".deleting"):
+            self.remove(name, ".deleting")
+        for path in self.meta.glob("*.sums"):
+            if not (self.path / f"{path.stem}.partial").exists():
+                path.unlink()
+
+    def remove_parts(self):
+        """Remove the beginnings of files that interrupted runs left for rsync to go on with."""
+        for path in (self.meta / "parts").iterdir():
+            path.unlink()
+
+    def sums_of(self, name):
+        """Where a run notes what the client says of each file it sends."""
+        return self.meta / f"{name}.sums"
+
+    def record_path(self, name):
+        return self.meta / f"{name}.json"
+
+    def record(self, name):
+        """What was noted about a snapshot; {} if nothing can be read."""
+        return read_json(self.record_path(name))
+
+    def status(self):
+        return read_json(self.meta / "status.json")
+
+    def write_status(self, status):
+        write_file(self.meta / "status.json", json.dumps(status, indent=1, sort_keys=True) + "\n")
+
+
+def read_json(path):
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def free(path):
+    """(free bytes, percent free, percent of inodes free) of a volume, as they are to others than root."""
+    got = os.statvfs(path)
+    inodes = 100.0 * got.f_favail / got.f_files if got.f_files else 100.0
+    return got.f_bavail * got.f_frsize, 100.0 * got.f_bavail / max(got.f_blocks, 1), inodes
+
+
+def check_space(base, path=None):
+    """Raise BackupError(SPACE) if the volume is fuller than the configuration allows.
+
+    path: a directory on it to ask by; in the unit's sandbox the volume's own is covered.
+    """
+    space, percent, inodes = free(path or base.volume)
+    short = []
+    if percent < base.min_free:
+        short.append(f"{percent:.1f} % of the space ({space >> 20} MiB) is free, min_free_percent is {base.min_free:g}")
+    if inodes < base.min_free_inodes:
+        short.append(f"{inodes:.1f} % of the inodes are free, min_free_inodes_percent is {base.min_free_inodes:g}")
+    if short:
+        raise BackupError(
+            f"{base.volume}: {'; '.join(short)}. Nothing was started. Keep fewer snapshots ([keep], then "
+            "'itree-backup prune HOST'), remove what an interrupted run left ('itree-backup discard HOST'), or "
+            "make the volume larger",
+            SPACE,
+        )
+
+
+def init(base, force_mounted=True):
+    """Make a directory the backup volume."""
+    path = base.volume
+    if not path.is_dir():
+        raise BackupError(f"{path} is not a directory: make it and mount the volume on it first")
+    if (path / MARKER).exists():
+        return False
+    if force_mounted and not os.path.ismount(path):
+        raise BackupError(f"{path} is not a mount point: mount the volume first, or give --no-mount if backups are to "
+                          "share this file system")  # fmt: skip
+    others = sorted(n for n in os.listdir(path) if n != "lost+found")
+    if others:
+        raise BackupError(f"{path} is not empty ({', '.join(others[:5])}): not taken for a new backup volume")
+    shutil.chown(path, 0, 0)
+    path.chmod(0o700)
+    write_file(path / MARKER, "This volume belongs to itree-backup.\n")
+    return True
+
+
+class Tree:
+    """A snapshot's files by path, never through a symbolic link: what a client sent must not lead elsewhere."""
+
+    def __init__(self, path):
+        self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        self.last = (b"", os.dup(self.fd))
+
+    def parent(self, path):
+        """Descriptor of the directory a path (bytes, relative) is in, and its last part."""
+        directory, _, name = path.strip(b"/").rpartition(b"/")
+        if directory != self.last[0]:
+            fd = os.dup(self.fd)
+            for part in directory.split(b"/") if directory else ():
+                if part in (b"", b".", b".."):
+                    os.close(fd)
+                    raise OSError(22, "not a plain path", path)
+                try:
+                    new = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
+                finally:
+                    os.close(fd)
+                fd = new
+            os.close(self.last[1])
+            self.last = (directory, fd)
+        return self.last[1], name
+
+    def lstat(self, path):
+        fd, name = self.parent(path)
+        return os.stat(name, dir_fd=fd, follow_symlinks=False)
+
+    def open(self, path):
+        fd, name = self.parent(path)
+        # O_NONBLOCK: a fifo that took the place of a file must not hold the run up.
+        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NOATIME | os.O_NONBLOCK, dir_fd=fd)
+
+    def unlink(self, path):
+        fd, name = self.parent(path)
+        os.unlink(name, dir_fd=fd)
+
+    def close(self):
+        os.close(self.last[1])
+        os.close(self.fd)
+
+    def walk(self):
+        """All below, as (path in bytes, DirEntry), each directory in the order readdir gives it."""
+        stack = [b""]
+        while stack:
+            directory = stack.pop()
+            # A descriptor of its own: the cached one goes when the caller opens something elsewhere.
+            fd = os.dup(self.parent(directory + b"/x")[0])
+            try:
+                with os.scandir(fd) as entries:
+                    for entry in entries:
+                        name = os.fsencode(entry.name)
+                        path = directory + b"/" + name if directory else name
+                        yield path, entry
+                        if entry.is_dir(follow_symlinks=False):
+                            stack.append(path)
+            finally:
+                os.close(fd)

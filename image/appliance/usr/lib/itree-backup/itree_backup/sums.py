@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""What the data of each file on the volume must be: MD5 by inode, in an SQLite file of the host.
+
+Snapshots share the inodes of files that did not change, so one record serves
+all of them. A record belongs to (inode number, generation): the generation is
+another one each time an inode number is used again, so a record of a file
+that is gone is never taken for that of its successor.
+
+MD5 because it is what rsync has from the client anyway: it guards against bad
+disks, memory and software, not against somebody who forges files.
+"""
+
+import array
+import errno
+import fcntl
+import hashlib
+import os
+import sqlite3
+
+from .errors import DAMAGED, FAILED, SPACE, BackupError
+
+FS_IOC_GETVERSION = 0x80087601
+SCHEMA = """
+create table if not exists sums (
+    ino integer primary key, gen integer not null, md5 blob not null,
+    checked integer not null, bad integer not null default 0)
+"""
+
+
+def generation(fd):
+    """The generation of an open file's inode; 0 where the file system has none."""
+    buf = array.array("l", [0])
+    try:
+        fcntl.ioctl(fd, FS_IOC_GETVERSION, buf)
+    except OSError as err:
+        if err.errno in (errno.ENOTTY, errno.EOPNOTSUPP, errno.EINVAL):
+            return 0
+        raise
+    return buf[0] & 0xFFFFFFFF
+
+
+def digest(fd):
+    """MD5 of an open file as the disk has it: what the page cache holds is dropped first."""
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    md5 = hashlib.md5(usedforsecurity=False)
+    while chunk := os.read(fd, 1 << 20):
+        md5.update(chunk)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    return md5.digest()
+
+
+class Sums:
+    """The records of a host. All methods raise BackupError if the file is damaged."""
+
+    def __init__(self, path):
+        self.path = path
+        self.db = self.guard(lambda: sqlite3.connect(path, isolation_level=None))
+        self.guard(lambda: self.db.execute("pragma synchronous=full"))
+        self.guard(lambda: self.db.execute(SCHEMA))
+        self.guard(lambda: self.db.execute("begin"))
+        self.pending = 0
+
+    def guard(self, call):
+        try:
+            return call()
+        except sqlite3.OperationalError as err:
+            # The file is sound; what it lies on, or the moment, is not.
+            full = "full" in str(err)
+            raise BackupError(
+                f"{self.path}: {err}" + ": make room on the backup volume" * full, SPACE if full else FAILED
+            ) from err
+        except sqlite3.DatabaseError as err:
+            raise BackupError(
+                f"{self.path}: {err}. The snapshots do not depend on it. Move it aside, then "
+                "'itree-backup verify --adopt HOST' reads all files and makes it anew",
+                DAMAGED,
+            ) from err
+
+    def get(self, ino, gen):
+        """(md5, time it was last found right, whether it was found wrong), or None if nothing is known."""
+        query = "select gen, md5, checked, bad from sums where ino = ?"
+        row = self.guard(lambda: self.db.execute(query, (ino,)).fetchone())
+        return row[1:] if row and row[0] == gen else None
+
+    def put(self, ino, gen, md5, checked, bad=False):
+        """Note what was read; durable after commit()."""
+        values = (ino, gen, md5, int(checked), int(bad))
+        self.guard(lambda: self.db.execute("insert or replace into sums values (?, ?, ?, ?, ?)", values))
+        self.pending += 1
+        if self.pending >= 20000:
+            self.commit()
+
+    def forget(self, ino):
+        """Nothing is known of that inode any more."""
+        self.guard(lambda: self.db.execute("delete from sums where ino = ?", (ino,)))
+
+    def commit(self):
+        self.guard(lambda: self.db.execute("commit"))
+        self.guard(lambda: self.db.execute("begin"))
+        self.pending = 0
+
+    def close(self):
+        self.guard(lambda: self.db.execute("commit"))
+        self.db.close()

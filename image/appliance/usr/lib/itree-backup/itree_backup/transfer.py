@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""rsync: the command, what it says of each file, and what its end means."""
+
+import contextlib
+import ctypes
+import dataclasses
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import time
+
+from .errors import CLIENT, FAILED, REFUSED, SPACE, BackupError
+
+# What rsync says of a file: how it changed, MD5 or blanks, size, name.
+LINE = re.compile(rb"([<>ch.*][fdLDS][^ ]{9}|[<>ch.*][fdLDS] {9}) ([0-9a-f]{32}| {32}) (\d+) (.*)", re.S)
+ESCAPE = re.compile(rb"\\#(\d{3})")
+SYNC_EVERY = 30.0  # seconds of an interrupted run that are sent again after a power cut, at most
+PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclasses.dataclass
+class Outcome:
+    """names: entries of rsync's list; vanished: some went while they were read."""
+
+    files: int = 0
+    bytes: int = 0
+    names: int | None = None
+    vanished: bool = False
+
+
+def unescape(name):
+    """A file name as it is, from how rsync prints it."""
+    return ESCAPE.sub(lambda m: bytes([int(m[1], 8)]), name)
+
+
+def remote_shell(base, host):
+    """The ssh of --rsh: keys and known hosts of the appliance alone, never a question, never an unknown host."""
+    keys = base.conf / "ssh"
+    words = ["ssh", "-F", "none", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "IdentitiesOnly=yes",
+             "-o", f"UserKnownHostsFile={keys}/known_hosts", "-o", "GlobalKnownHostsFile=none",
+             "-o", "UpdateHostKeys=no", "-o", "ForwardAgent=no", "-o", "ClearAllForwardings=yes",
+             "-o", "ConnectTimeout=30", "-o", "ServerAliveInterval=30", "-o", "ServerAliveCountMax=4",
+             "-i", f"{keys}/{host.name}.key" if (keys / f"{host.name}.key").exists() else f"{keys}/id"]  # fmt: skip
+    if host.port:
+        words += ["-p", str(host.port)]
+    return " ".join(words)
+
+
+def sources(host):
+    """rsync's words for what to fetch."""
+    address = f"[{host.address}]" if ":" in host.address else host.address
+    who = f"{host.user}@{address}" if host.user else address
+    colon = ":" if host.method == "ssh" else "::"
+    return [f"{who}{colon}{path}" if n == 0 else f"{colon}{path}" for n, path in enumerate(host.paths)]
+
+
+def command(base, host, dest, link_dests, parts):
+    """The whole rsync command into dest; files like those below link_dests become links to them."""
+    argv = ["rsync", "-aHAX", "--numeric-ids", "--relative", "--8-bit-output", "--no-human-readable", "--stats",
+            "--checksum-choice=md5", "--out-format=%i %C %l %n", f"--timeout={host.timeout}",
+            f"--partial-dir={parts}",
+            # Times to the nanosecond: by whole seconds a file rewritten within the second would pass for unchanged.
+            "--modify-window=-1",
+            # Labels of the client's policy mean nothing here, and setting them wants rights we do without.
+            "--filter=-x trusted.*", "--filter=-x security.selinux"]  # fmt: skip
+    argv += [f"--exclude={e}" for e in host.exclude] + [f"--link-dest={d}" for d in link_dests]
+    if host.one_file_system:
+        argv.append("--one-file-system")
+    if host.bandwidth:
+        argv.append(f"--bwlimit={host.bandwidth}")
+    if host.compress:
+        argv.append("--compress")
+    if host.method == "ssh":
+        argv.append(f"--rsh={remote_shell(base, host)}")
+    else:
+        argv += [f"--port={host.port}"] if host.port else []
+        argv.append("--contimeout=30")
+        argv += [f"--password-file={host.password_file}"] if host.password_file else []
+    return [*argv, "--", *sources(host), f"{dest}/"]
+
+
+def explain(host, code, said):
+    """The BackupError for rsync's exit code and the last it said."""
+    last = "; ".join(said[-3:]) or "it said nothing"
+    text = "\n".join(said)
+    where = f"{host.name} ({host.address})"
+    if re.search(r"Host key verification failed|HOST IDENTIFICATION HAS CHANGED|host key is known for", text):
+        return BackupError(
+            f"{where}: the host's key is not the one in ssh/known_hosts. Either this is another machine, or its "
+            "key was replaced: find out from its admin, by another way than this network, before changing that file. "
+            "Nothing was fetched",
+            REFUSED,
+        )
+    if re.search(r"Permission denied \([a-z]|@ERROR: (auth|access|Unknown module|chroot)", text):
+        return BackupError(f"{where}: it does not let us in: {last}", REFUSED)
+    if re.search(r"No space left on device|Disk quota exceeded", text):
+        return BackupError(
+            f"{where}: the backup volume filled up in mid-run. What was fetched is kept and used by the next run; "
+            "the good snapshots are as they were. Make room: keep fewer snapshots, 'itree-backup discard', or a "
+            "larger volume",
+            SPACE,
+        )
+    if code in (5, 10, 12, 30, 35, 255) or code < 0:
+        return BackupError(f"{where}: no connection, or it broke (rsync ended with {code}): {last}. What was fetched "
+                           "is kept; the next run goes on from there", CLIENT)  # fmt: skip
+    if code == 23:
+        return BackupError(
+            f"{where}: some files could not be read or written, so this is no good snapshot: {last}. Repair or "
+            "exclude them; what was fetched is kept for the next run"
+        )
+    return BackupError(f"{where}: rsync ended with {code}: {last}", FAILED)
+
+
+def with_parent():
+    """In the child: end when the process that reads our output ends."""
+    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+class Spool:
+    """The file in which a run notes `md5 name` of each file that came; read again if the run did not end."""
+
+    def __init__(self, path):
+        self.handle = open(path, "wb")  # noqa: SIM115
+        self.synced = time.monotonic()
+
+    def add(self, md5, name):
+        # Escaped as rsync does it: one line a file whatever its name.
+        self.handle.write(md5 + b" " + name + b"\n")
+        if time.monotonic() - self.synced > SYNC_EVERY:
+            self.sync()
+
+    def sync(self):
+        self.handle.flush()
+        os.fsync(self.handle.fileno())
+        self.synced = time.monotonic()
+
+
+def read_spool(path):
+    """Yield (md5 or None, name) from such a file; a last line that was cut off is not one."""
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as handle:
+        for line in handle:
+            # A power cut may have left anything at the end: what is no sum is as good as not noted.
+            match = re.fullmatch(rb"([0-9a-f]{32}|-{32}) (.+)\n", line, re.S)
+            if match:
+                md5 = None if match[1].startswith(b"-") else bytes.fromhex(match[1].decode())
+                yield md5, unescape(match[2])
+
+
+class Progress:
+    """Says now and then how far the work is: often on a terminal, each minute in a log."""
+
+    def __init__(self, what):
+        self.what, self.tty = what, sys.stderr.isatty()
+        self.shown = time.monotonic()
+
+    def tick(self, text):
+        now = time.monotonic()
+        if now - self.shown >= (1 if self.tty else 60):
+            self.shown = now
+            print(f"{self.what}: {text}", file=sys.stderr, end="\r\x1b[K" if self.tty else "\n", flush=True)
+
+
+def lines_of(proc, on_error):
+    """Yield rsync's output lines; standard error goes to on_error meanwhile."""
+    rest = {proc.stdout: b"", proc.stderr: b""}
+    with selectors.DefaultSelector() as selector:
+        for stream in rest:
+            selector.register(stream, selectors.EVENT_READ)
+        while selector.get_map():
+            for key, _ in selector.select():
+                stream = key.fileobj
+                data = os.read(stream.fileno(), 1 << 16)
+                *lines, rest[stream] = (rest[stream] + data).split(b"\n")
+                if not data:
+                    selector.unregister(stream)
+                    lines += [rest[stream]] if rest[stream] else []
+                for line in lines:
+                    if stream is proc.stderr:
+                        on_error(line.decode(errors="replace").rstrip())
+                    else:
+                        yield line
+
+
+def transfer(base, host, dest, link_dests, store, name, lock_fd):
+    """Fetch a host into dest, noting sums in the store. Returns an Outcome; raises BackupError.
+
+    dest must be empty: rsync changes owner and mode of a file it finds there in
+    place, and that file may be a link to one of a good snapshot.
+    """
+    outcome, said = Outcome(), []
+    argv = command(base, host, dest, link_dests, store.meta / "parts")
+
+    def on_error(line):
+        said.append(line)
+        del said[:-50]
+        print(f"{host.name}: {line}", file=sys.stderr, flush=True)
+
+    environ = {**os.environ, "LC_ALL": "C", "RSYNC_PROTECT_ARGS": "0", "RSYNC_OLD_ARGS": "0"}
+    spool, progress = Spool(store.sums_of(name)), Progress(host.name)
+    proc = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ,
+                            pass_fds=(lock_fd,), preexec_fn=with_parent)  # noqa: PLW1509  # fmt: skip
+    try:
+        for line in lines_of(proc, on_error):
+            match = LINE.fullmatch(line)
+            if not match:
+                found = re.match(rb"Number of files: (\d+)", line)
+                outcome.names = int(found[1]) if found else outcome.names
+                continue
+            how, md5, size, name_ = match.groups()
+            # h: another name of a file that is listed by itself.
+            if how[1:2] == b"f" and how[:1] != b"h":
+                spool.add(md5 if md5.strip() else b"-" * 32, name_)
+                outcome.files += 1
+                outcome.bytes += int(size)
+                progress.tick(f"{outcome.files} new files, {outcome.bytes >> 20} MiB")
+        code = proc.wait()
+    finally:
+        if proc.poll() is None:
+            proc.terminate()
+            proc.wait()
+        proc.stdout.close()
+        proc.stderr.close()
+        spool.sync()
+        spool.handle.close()
+    if code not in (0, 24):
+        raise explain(host, code, said)
+    outcome.vanished = code == 24
+    return outcome
