@@ -1,0 +1,130 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-2.0-only
+"""Whether volumes have the itree feature, and what is to be known before it is turned on."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: itree_volume_info
+short_description: Tell whether ext4 volumes have the itree feature, and how they are
+version_added: "0.1.0"
+description:
+  - Reads superblocks, mounts and what the running kernel can do. Changes nothing and runs no program.
+  - A kernel that does not know the feature mounts volumes that have it read-only.
+options:
+  volumes:
+    description:
+      - Block devices, images or mount points with ext4 on them.
+      - May be empty, to ask for the kernel alone.
+    type: list
+    elements: path
+    default: []
+author:
+  - The itree founders
+attributes:
+  check_mode:
+    description: Can run in check mode and tells the same.
+    support: full
+  diff_mode:
+    description: There is nothing to tell a difference of.
+    support: none
+  platform:
+    description: Where it runs.
+    support: full
+    platforms: posix
+notes:
+  - Superblocks are read from the device, which takes the rights of root.
+seealso:
+  - module: itree.storage.itree_feature
+"""
+
+EXAMPLES = r"""
+- name: See how the mail spool is
+  itree.storage.itree_volume_info:
+    volumes: [/srv/mail]
+  register: spool
+
+- name: Stop if the kernel does not know itrees
+  ansible.builtin.assert:
+    that: spool.kernel_feature
+    fail_msg: "{{ spool.kernel_advice }}"
+"""
+
+RETURN = r"""
+kernel_feature:
+  description: Whether the running kernel knows itrees.
+  returned: success
+  type: bool
+kernel_release:
+  description: The release of the running kernel.
+  returned: success
+  type: str
+  sample: 6.12.117
+kernel_advice:
+  description: What to do if it does not; else empty.
+  returned: success
+  type: str
+volumes:
+  description: One for each that was asked for, in that order.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    name:
+      description: As it was asked for.
+      type: str
+    device:
+      description: The device or image.
+      type: str
+    itree:
+      description: Whether the volume has the feature.
+      type: bool
+    lacking:
+      description: Features that the itree feature needs and the volume does not have.
+      type: list
+      elements: str
+    block_size:
+      description: In bytes.
+      type: int
+    mounted_at:
+      description: Its mount points.
+      type: list
+      elements: str
+    read_only:
+      description: Whether it is mounted read-only somewhere.
+      type: bool
+    root:
+      description: Whether it is the root file system.
+      type: bool
+    errors:
+      description: The errors that the kernel has recorded in the superblock.
+      type: int
+    free_percent:
+      description: Free space of a mounted volume, for users other than root.
+      type: float
+"""
+
+import os
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.itree.storage.plugins.module_utils import ext4
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={"volumes": {"type": "list", "elements": "path", "default": []}}, supports_check_mode=True
+    )
+    found = []
+    for name in module.params["volumes"]:
+        try:
+            found.append({"name": name, **ext4.Volume(name).info()})
+        except ext4.Ext4Error as err:
+            module.fail_json(msg=str(err))
+    known, advice = ext4.kernel_feature()
+    module.exit_json(
+        changed=False, kernel_feature=known, kernel_release=os.uname().release, kernel_advice=advice, volumes=found
+    )
+
+
+if __name__ == "__main__":
+    main()
