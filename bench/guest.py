@@ -87,17 +87,24 @@ class Disk:
         return found
 
 
-def carry_out(disk: Disk, step: dict, share: Path) -> dict:
+def carry_out(disk: Disk, second: Disk | None, step: dict, share: Path) -> dict:
     options = step["options"]
+    if second:
+        second.umount()
+        second.mount(options)
     if step["cold"] or options != disk.options:
         disk.umount()
         disk.mount(options)
     if step["cold"]:
         disk.settle()
-    command = [part.replace("{mnt}", str(disk.where)) for part in step["command"]]
+    places = {"{mnt}": str(disk.where), "{share}": str(share), "{second}": str(second.where) if second else ""}
+    command = step["command"]
+    for name, path in places.items():
+        command = [part.replace(name, path) for part in command]
     output = share / f"{step['name']}.out"
     told: dict[str, object] = {"name": step["name"], "command": command, "options": options}
     commits = disk.commits()
+    written = blocktrace.disk_stat(second.name)["written_sectors"] if second else 0
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     if step["trace"]:
         raw = share / f"{step['name']}.trace.raw"
@@ -110,6 +117,8 @@ def carry_out(disk: Disk, step: dict, share: Path) -> dict:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     told["cpu_seconds"] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     told["commits"] = disk.commits() - commits
+    if second:
+        told["second_sectors"] = blocktrace.disk_stat(second.name)["written_sectors"] - written
     told["counters"] = disk.counters()
     if told["status"] and not step["may_fail"]:
         raise RuntimeError(f"{step['name']}: {command[0]} ended with {told['status']}")
@@ -133,7 +142,7 @@ def carry_out_all(job: dict, share: Path) -> None:
         for number, step in enumerate(job["steps"]):
             disk = disks[step["disk"]]
             begin = time.monotonic()
-            told = carry_out(disk, step, share)
+            told = carry_out(disk, disks.get(step.get("second")), step, share)
             result["steps"].append(told)
             (share / "result.json").write_text(json.dumps(result))
             around = time.monotonic() - begin - told["wall"]

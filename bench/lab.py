@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import json
 import multiprocessing
@@ -40,6 +41,7 @@ FILL_MEMORY = "1G"
 MEASURE_MEMORY = "192M"
 # sources whose change makes a filled image another one
 FILL_SOURCES = ("fill.c",)
+PROGRAMS = ("fill", "walk", "lookup", "insn")
 
 
 class LabError(Exception):
@@ -113,10 +115,10 @@ def make(*targets: str, timeout: float = 3600) -> None:
 
 
 def compile_tools() -> Path:
-    """Build fill and walk; gives the directory they are in."""
+    """Build fill, walk and their like; gives the directory they are in."""
     out = BUILD / "bench"
     out.mkdir(parents=True, exist_ok=True)
-    for name in ("fill", "walk"):
+    for name in PROGRAMS:
         source, target = BENCH / f"{name}.c", out / name
         if not target.exists() or target.stat().st_mtime < source.stat().st_mtime:
             part = out / f"{name}.{os.getpid()}"
@@ -262,8 +264,19 @@ def journal_extents(image: Path) -> tuple[list[tuple[int, int]], int]:
 # -- guests -----------------------------------------------------------------
 
 
+@functools.cache
+def kernel_is_program() -> bool:
+    """Is ITREE_KERNEL a program of this host (make kernel-uml-fast), where others are started by QEMU?"""
+    import uml  # tests/vm
+
+    return KERNEL.exists() and uml.is_uml(KERNEL)
+
+
 def disk_name(number: int) -> str:
-    return f"vd{chr(ord('a') + number)}"
+    """Of the guest's disk with that number, below its /dev."""
+    import uml  # tests/vm
+
+    return uml.disk_name(number) if kernel_is_program() else f"vd{chr(ord('a') + number)}"
 
 
 @dataclass
@@ -274,6 +287,7 @@ class Step:
     command: list[str]
     options: str
     disk: int = 0
+    second: int | None = None  # another disk, empty, mounted at {second}
     title: str = ""
     trace: bool = True
     cold: bool = True
@@ -281,7 +295,8 @@ class Step:
     timeout: float = 1800
 
     def as_dict(self) -> dict:
-        return {**self.__dict__, "disk": disk_name(self.disk), "title": self.title or self.name}
+        second = None if self.second is None else disk_name(self.second)
+        return {**self.__dict__, "disk": disk_name(self.disk), "second": second, "title": self.title or self.name}
 
 
 @dataclass
@@ -319,9 +334,20 @@ def run_guest(
     timeout: float,
     cpus: int = 2,
     allow: tuple[str, ...] = (),
+    icount: bool = False,
 ) -> Report:
-    """Boot the kernel under test and carry out the steps on (image, file system)s."""
+    """Boot the kernel under test and carry out the steps on (image, file system)s.
+
+    With `icount` the guest is emulated on any host, and its clock goes on by a
+    nanosecond with each instruction; see insn.c.
+    """
     import vm  # tests/vm
+
+    qemu_args = ("-icount", "shift=0") if icount else ()
+    if icount:
+        if kernel_is_program():
+            raise LabError(f"QEMU counts instructions, and {KERNEL} runs without it: leave ITREE_KERNEL out")
+        os.environ["ITREE_KVM"] = "0"
 
     share.mkdir(parents=True, exist_ok=True)
     disks = {disk_name(number): fs_type(kind) for number, (_, kind) in enumerate(volumes)}
@@ -343,6 +369,7 @@ def run_guest(
             cwd=str(share),
             allow=allow,
             stream=True,
+            qemu_args=qemu_args,
         )
     except vm.VMError as error:
         raise LabError(str(error)) from error
@@ -351,9 +378,13 @@ def run_guest(
     return read_report(share)
 
 
-def read_report(share: Path) -> Report:
-    facts = json.loads((share / "result.json").read_text())
-    if not facts.get("done"):
+def read_report(share: Path, partial: bool = False) -> Report:
+    """What the guest of this share told; with `partial` also of one that did not finish all of its steps."""
+    try:
+        facts = json.loads((share / "result.json").read_text())
+    except FileNotFoundError as error:
+        raise LabError(f"the guest did not begin its steps; see {share}") from error
+    if not facts.get("done") and not partial:
         raise LabError(f"the guest did not finish its steps; see {share}")
     for step in facts["steps"]:
         raw = share / f"{step['name']}.trace.raw"
@@ -455,7 +486,9 @@ class ImageCache:
 
 
 def kernel_version() -> str:
-    """Version of the kernel image, as 6.12.1 (boot protocol: pointer at 0x20e)."""
+    """Version of the kernel image, as 6.12.1 (boot protocol: pointer at 0x20e; what is no image has it beside)."""
+    if kernel_is_program():
+        return (KERNEL.parent / "release").read_text().strip()
     with open(KERNEL, "rb") as image:
         image.seek(0x20E)
         image.seek(int.from_bytes(image.read(2), "little") + 0x200)
@@ -469,7 +502,7 @@ def fill_inputs(kind: str, **parameters) -> dict:
     # our kernel differs from its release in ext4 alone
     inputs = {
         "kernel": sha256(KERNEL) if fs_type(kind) == "ext4" else kernel_version(),
-        "mkfs": mkfs_identity(kind),
+        "mkfs": parameters.get("mkfs") or mkfs_identity(kind),
         "kind": kind,
         "size": DISK_BYTES,
         **parameters,

@@ -1,16 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-only
-"""Price a block trace on the disk model of docs/design.md, section 1.
+"""Price a block trace on the disks of bench/disks.py.
 
-A 10,000 rpm disk of 150 GB that moves 75 MB/s. With x = distance / capacity
-a seek takes 0.4 + 7.3*sqrt(x) ms up to x = 1/3, then 4.6 + 8.4*(x - 1/3) ms,
-plus 3 ms of turn. A forward gap of at most 2 MiB costs the lesser of reading
-through it and seeking over it. Requests are taken in the order they were
-issued. Megabytes and gigabytes are decimal here, as disks are sold.
-
-The design leaves two things open, settled here: the head starts at address 0,
-and a request that starts where the one before it ended costs its transfer
-alone.
+Requests are taken in the order they were issued, and the head starts at
+address 0. Without another word the disk is that of docs/design.md, section 1.
 """
 
 from __future__ import annotations
@@ -19,17 +12,15 @@ import argparse
 import bisect
 import gzip
 import json
-import math
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from disks import DISKS, SAS10K, Disk
+
 SECTOR = 512
-CAPACITY = 150_000_000_000
-BYTES_PER_SECOND = 75_000_000
-GAP = 2 << 20
-TURN_MS = 3.0
+CAPACITY = SAS10K.capacity
 
 HEADER = "#itree-trace 1"
 
@@ -65,8 +56,10 @@ class Price:
     requests: int = 0
     bytes: int = 0
     seeks: int = 0
+    distance: int = 0  # bytes between the end of a request and the start of the next, forward or back
     read_through: int = 0
     seconds: float = 0.0
+    queued: float = 0.0  # seconds, were all requests asked for at once; see disks.Solid
 
     @property
     def mib(self) -> float:
@@ -76,30 +69,7 @@ class Price:
         return {**asdict(self), "mib": self.mib}
 
 
-def seek_ms(distance: int) -> float:
-    """Time to get the head over `distance` bytes and wait for the sector."""
-    x = distance / CAPACITY
-    move = 0.4 + 7.3 * math.sqrt(x) if x <= 1 / 3 else 4.6 + 8.4 * (x - 1 / 3)
-    return move + TURN_MS
-
-
-def transfer_ms(size: int) -> float:
-    return size / BYTES_PER_SECOND * 1000
-
-
-def cost_ms(head: int, start: int, size: int) -> tuple[float, bool, bool]:
-    """Cost of one request, whether it is a seek, whether the gap is read."""
-    transfer = transfer_ms(size)
-    gap = start - head
-    if gap == 0:
-        return transfer, False, False
-    seek = seek_ms(abs(gap))
-    if 0 < gap <= GAP and transfer_ms(gap) <= seek:
-        return transfer_ms(gap) + transfer, True, True
-    return seek + transfer, True, False
-
-
-def walk(requests: Iterable[Request]) -> Iterator[tuple[float, Request, bool, bool]]:
+def walk(requests: Iterable[Request], disk: Disk = SAS10K) -> Iterator[tuple[float, Request, bool, bool]]:
     """Yield (seconds when done, request, is a seek, gap is read) in order."""
     head = 0
     clock = 0.0
@@ -108,34 +78,53 @@ def walk(requests: Iterable[Request]) -> Iterator[tuple[float, Request, bool, bo
             continue
         start = req.sector * SECTOR
         size = req.sectors * SECTOR
-        ms, sought, through = cost_ms(head, start, size)
-        clock += ms / 1000
+        cost = disk.cost(head, start, size, req.is_write)
+        clock += cost.ms / 1000
         head = start + size
-        yield clock, req, sought, through
+        yield clock, req, cost.seek, cost.read_through
 
 
-def price(requests: Iterable[Request]) -> Price:
+def price(requests: Iterable[Request], disk: Disk = SAS10K) -> Price:
     """Price requests in their order. Flushes and discards are left out.
 
     `seeks` counts all requests that do not start where the one before ended;
     `read_through` says for how many of them reading the gap was cheaper.
     """
     total = Price()
-    for clock, req, sought, through in walk(requests):
+    head = 0
+    for clock, req, sought, through in walk(requests, disk):
+        start = req.sector * SECTOR
         total.requests += 1
         total.bytes += req.sectors * SECTOR
         total.seeks += sought
+        total.distance += abs(start - head)
         total.read_through += through
         total.seconds = clock
+        head = start + req.sectors * SECTOR
+    total.queued = disk.queued_ms(total.requests, total.bytes, total.seconds * 1000) / 1000
     return total
 
 
-def summary(requests: list[Request]) -> dict[str, object]:
+def on_all_disks(requests: list[Request]) -> dict[str, dict[str, float]]:
+    """Seconds of the reads, and of everything, on each disk; `queued` is the lower bound of disks.Solid."""
+    told = {}
+    for name, disk in DISKS.items():
+        reads, both = price((r for r in requests if r.is_read), disk), price(requests, disk)
+        told[name] = {
+            "reads": reads.seconds,
+            "reads_queued": reads.queued,
+            "all": both.seconds,
+            "all_queued": both.queued,
+        }
+    return told
+
+
+def summary(requests: list[Request], disk: Disk = SAS10K) -> dict[str, object]:
     """Reads priced alone, writes counted, and everything priced together."""
     return {
-        "reads": price(r for r in requests if r.is_read).as_dict(),
-        "writes": price(r for r in requests if r.is_write).as_dict(),
-        "all": price(requests).as_dict(),
+        "reads": price((r for r in requests if r.is_read), disk).as_dict(),
+        "writes": price((r for r in requests if r.is_write), disk).as_dict(),
+        "all": price(requests, disk).as_dict(),
         "flushes": sum(1 for r in requests if r.rwbs.startswith("F")),
     }
 
@@ -185,9 +174,10 @@ def read_trace(path: Path) -> list[Request]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("trace", type=Path, nargs="+", help="made by bench/blocktrace.py")
+    parser.add_argument("--disk", choices=DISKS, default=SAS10K.name, help="to price it on (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args()
-    results = {str(path): summary(read_trace(path)) for path in args.trace}
+    results = {str(path): summary(read_trace(path), DISKS[args.disk]) for path in args.trace}
     if args.json:
         json.dump(results, sys.stdout, indent=2)
         print()

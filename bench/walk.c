@@ -7,6 +7,7 @@
  * printed as one JSON object on standard output.
  */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -40,6 +41,7 @@ struct walk {
 	bool no_stat;
 	bool read_data;
 	FILE *sequence;
+	FILE *names;
 };
 
 static void die(const char *what)
@@ -53,6 +55,9 @@ static void usage(FILE *to)
 	fputs("usage: walk [options] DIRECTORY\n"
 	      "  -o FILE  write the inode numbers there, one a line, in the\n"
 	      "           order readdir returned them\n"
+	      "  -N FILE  write the names there, one a line\n"
+	      "  -c       read the directory with the C library's readdir, so\n"
+	      "           that a library preloaded can change the order\n"
 	      "  -r       read the data of regular files too\n"
 	      "  -n       names only: no stat\n",
 	      to);
@@ -90,40 +95,98 @@ static uint64_t read_file(int dir, const char *name)
 	return bytes;
 }
 
-static void visit(struct walk *w, int dir, const struct linux_dirent64 *de)
+static void visit(struct walk *w, int dir, uint64_t ino, const char *name)
 {
 	struct stat st;
 
-	if (!strcmp(de->d_name, ".") || !strcmp(de->d_name, ".."))
+	if (!strcmp(name, ".") || !strcmp(name, ".."))
 		return;
-	if (w->entries && de->d_ino < w->last_ino)
+	if (w->entries && ino < w->last_ino)
 		w->descents++;
-	w->last_ino = de->d_ino;
+	w->last_ino = ino;
 	w->entries++;
-	if (w->sequence && fprintf(w->sequence, "%" PRIu64 "\n", de->d_ino) < 0)
+	if (w->sequence && fprintf(w->sequence, "%" PRIu64 "\n", ino) < 0)
 		die("writing the sequence");
+	if (w->names && fprintf(w->names, "%s\n", name) < 0)
+		die("writing the names");
 	if (w->no_stat)
 		return;
-	if (fstatat(dir, de->d_name, &st, AT_SYMLINK_NOFOLLOW))
-		die(de->d_name);
+	if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW))
+		die(name);
 	if (w->read_data && S_ISREG(st.st_mode))
-		w->bytes += read_file(dir, de->d_name);
+		w->bytes += read_file(dir, name);
+}
+
+static void walk_system(struct walk *w, const char *path)
+{
+	static char buf[DENTS_BYTES] __attribute__((aligned(8)));
+	long n, at;
+	int dir;
+
+	dir = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (dir < 0)
+		die(path);
+	while ((n = syscall(SYS_getdents64, dir, buf, sizeof(buf))) != 0) {
+		if (n < 0)
+			die("getdents64");
+		for (at = 0; at < n;) {
+			const struct linux_dirent64 *de = (void *)(buf + at);
+
+			visit(w, dir, de->d_ino, de->d_name);
+			at += de->d_reclen;
+		}
+	}
+	if (close(dir))
+		die(path);
+}
+
+static void walk_library(struct walk *w, const char *path)
+{
+	const struct dirent *de;
+	DIR *dir;
+
+	dir = opendir(path);
+	if (!dir)
+		die(path);
+	for (;;) {
+		errno = 0;
+		de = readdir(dir);
+		if (!de)
+			break;
+		visit(w, dirfd(dir), de->d_ino, de->d_name);
+	}
+	if (errno)
+		die("readdir");
+	if (closedir(dir))
+		die(path);
+}
+
+static FILE *list(const char *path)
+{
+	FILE *out = fopen(path, "we");
+
+	if (!out)
+		die(path);
+	return out;
 }
 
 int main(int argc, char **argv)
 {
-	static char buf[DENTS_BYTES] __attribute__((aligned(8)));
 	struct walk w = { 0 };
+	bool library = false;
 	double start;
-	long n;
-	int dir, c;
+	int c;
 
-	while ((c = getopt(argc, argv, "o:rnh")) != -1) {
+	while ((c = getopt(argc, argv, "o:N:crnh")) != -1) {
 		switch (c) {
 		case 'o':
-			w.sequence = fopen(optarg, "we");
-			if (!w.sequence)
-				die(optarg);
+			w.sequence = list(optarg);
+			break;
+		case 'N':
+			w.names = list(optarg);
+			break;
+		case 'c':
+			library = true;
 			break;
 		case 'r':
 			w.read_data = true;
@@ -145,25 +208,14 @@ int main(int argc, char **argv)
 	}
 
 	start = now();
-	dir = open(argv[optind], O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	if (dir < 0)
-		die(argv[optind]);
-	while ((n = syscall(SYS_getdents64, dir, buf, sizeof(buf))) != 0) {
-		long at;
-
-		if (n < 0)
-			die("getdents64");
-		for (at = 0; at < n;) {
-			const struct linux_dirent64 *de = (void *)(buf + at);
-
-			visit(&w, dir, de);
-			at += de->d_reclen;
-		}
-	}
-	if (close(dir))
-		die(argv[optind]);
+	if (library)
+		walk_library(&w, argv[optind]);
+	else
+		walk_system(&w, argv[optind]);
 	if (w.sequence && fclose(w.sequence))
 		die("writing the sequence");
+	if (w.names && fclose(w.names))
+		die("writing the names");
 	printf("{\"entries\": %" PRIu64 ", \"descents\": %" PRIu64
 	       ", \"bytes\": %" PRIu64 ", \"seconds\": %.3f}\n",
 	       w.entries, w.descents, w.bytes, now() - start);

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""Filled volumes for bench/peers and bench/matrix: made in a guest, measured while they are made, kept."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import lab
+import model
+from lab import LabError, Step, say
+
+AGED_PERCENT = 30
+USUAL_BYTES = 4096
+
+# Asking takes a second, and the answer holds while this program runs.
+_mkfs_identity = functools.cache(lab.mkfs_identity)
+
+
+@dataclass(frozen=True)
+class Volume:
+    """One directory `dir` on a file system of its own, and how it came to be.
+
+    sync_every: ext4 commits by number of files and not by the clock, so that
+    all of its kinds write the same transactions; 0 leaves its 5 seconds.
+    """
+
+    kind: str
+    fill: str
+    count: int
+    bytes: int = USUAL_BYTES
+    sync_every: int = 10_000
+
+    @property
+    def label(self) -> str:
+        size = "" if self.bytes == USUAL_BYTES else f"-{self.bytes}b"
+        return f"{self.kind}-{self.fill}-{self.count}{size}"
+
+    @property
+    def ours(self) -> bool:
+        return lab.fs_type(self.kind) == "ext4"
+
+    def options(self) -> str:
+        """Mount options while it is filled."""
+        options = lab.mount_options(self.kind)
+        return options + ",commit=300" if self.ours and self.sync_every else options
+
+    def command(self) -> list[str]:
+        percent = AGED_PERCENT if self.fill == "aged" else 0
+        command = ["fill", "-n", str(self.count), "-s", str(self.bytes), "-a", str(percent)]
+        if self.ours:
+            command += ["-y", str(self.sync_every)]
+        return [*command, "{mnt}/dir"]
+
+    def cache(self) -> lab.ImageCache:
+        inputs = lab.fill_inputs(
+            self.kind, fill=self.command()[1:], options=self.options(), mkfs=_mkfs_identity(self.kind)
+        )
+        return lab.ImageCache(self.label, inputs)
+
+
+def make(volume: Volume, tools, timeout: float) -> tuple[lab.ImageCache, dict]:
+    """Fill the volume anew; gives its place in the cache and what filling cost.
+
+    Needs the lock of the cache. For ext4 the figures hold the journal blocks
+    written, and e2fsck has found nothing to say.
+    """
+    cache = volume.cache()
+    with lab.scratch("fill") as work:
+        lab.need_space(work, volume.count * (volume.bytes + 1024) * 2 + (2 << 30))
+        cache.drop()
+        say(f"  {volume.kind} {volume.fill}: filling {volume.count:,} files of {volume.bytes:,} bytes")
+        image = work / "disk.img"
+        lab.make_fs(volume.kind, image)
+        command = volume.command()
+        command[0] = str(tools / command[0])
+        step = Step("fill", command, volume.options(), title=f"fill {volume.kind} {volume.fill}", timeout=timeout)
+        report = lab.run_guest([(image, volume.kind)], [step], work / "fill", lab.FILL_MEMORY, timeout)
+        told = report.json("fill")
+        if told["live"] != volume.count:
+            raise LabError(f"fill made {told['live']} files, {volume.count} wanted")
+        requests = report.requests("fill")
+        figures = report.figures("fill") | {"created": told, "counters": report.steps["fill"]["counters"]}
+        figures["disks"] = model.on_all_disks(requests)
+        if volume.ours:
+            extents, block = lab.journal_extents(image)
+            figures["journal_blocks"] = model.blocks_written(requests, extents, block)
+            figures["directory"] = directory_blocks(image)
+            lab.fsck(image)
+        cache.put(image, {"facts": report.facts, "figures": figures})
+    return cache, figures
+
+
+def directory_blocks(image) -> dict[str, int]:
+    """Blocks of the directory `dir` as debugfs tells them: names, and the tree's (logical 0x80000000 on)."""
+    text = lab.run([lab.E2FS / "debugfs", "-R", "extents /dir", image], 120).stdout
+    told = {"names": 0, "tree": 0}
+    for line in text.splitlines():
+        # level/depth, entry/entries, first - last logical, first - last physical, length
+        words = line.replace("/", " ").replace("-", " ").split()
+        if len(words) < 9 or not words[0].isdigit() or words[0] != words[1]:
+            continue
+        first, last = int(words[4]), int(words[5])
+        told["tree" if first >= 1 << 31 else "names"] += last - first + 1
+    return told
