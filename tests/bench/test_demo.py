@@ -2,27 +2,16 @@
 """The parts of bench/demo and bench/peers that need no guest."""
 
 import argparse
-import importlib.machinery
-import importlib.util
 import subprocess
 
 import lab
 import model
 import pytest
+import treebuild as tb
 
 plot = pytest.importorskip("plot", reason="matplotlib is missing: run `make deps`")
-
-
-def load(name):
-    path = str(lab.BENCH / name)
-    loader = importlib.machinery.SourceFileLoader(f"bench_{name}", path)
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
-    loader.exec_module(module)
-    return module
-
-
-demo = load("demo")
-peers = load("peers")
+demo = tb.load_script(lab.BENCH / "demo")
+peers = tb.load_script(lab.BENCH / "peers")
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import gzip
 
 import model
 import pytest
+from disks import SAS10K
 from model import Request
 
 GB = 1_000_000_000
@@ -16,10 +17,10 @@ def req(sector, sectors, rwbs="R"):
 
 def test_seek_at_the_ends_and_the_middle_of_both_formulas():
     # x = 0.01: 0.4 + 7.3 * 0.1 = 1.13; x = 0.25: 0.4 + 3.65 = 4.05; x = 1: 4.6 + 5.6
-    assert model.seek_ms(int(1.5 * GB)) == pytest.approx(1.13 + 3)
-    assert model.seek_ms(int(37.5 * GB)) == pytest.approx(4.05 + 3)
-    assert model.seek_ms(150 * GB) == pytest.approx(10.2 + 3)
-    assert model.seek_ms(75 * GB) == pytest.approx(4.6 + 8.4 / 6 + 3)
+    assert SAS10K.seek_ms(int(1.5 * GB)) == pytest.approx(1.13 + 3)
+    assert SAS10K.seek_ms(int(37.5 * GB)) == pytest.approx(4.05 + 3)
+    assert SAS10K.seek_ms(150 * GB) == pytest.approx(10.2 + 3)
+    assert SAS10K.seek_ms(75 * GB) == pytest.approx(4.6 + 8.4 / 6 + 3)
 
 
 def test_nothing_costs_nothing():

@@ -155,13 +155,13 @@ def test_a_guest_that_fails_ends_the_other(tmp_path, monkeypatch):
     def run_guest(share):
         if share.name == "a":
             raise lab.LabError("no disk")
-        time.sleep(60)
+        time.sleep(600)
 
     monkeypatch.setattr(lab, "run_guest", run_guest)
     begin = time.monotonic()
     with pytest.raises(lab.LabError, match="no disk"):
         lab.run_guests([{"share": tmp_path / "b"}, {"share": tmp_path / "a"}])
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 300, "it waited for the other"
 
 
 def test_a_guest_that_did_not_finish_is_an_error(tmp_path):

@@ -6,8 +6,6 @@ the tests find the programs; what a failed test leaves there is kept.
 """
 
 import concurrent.futures
-import importlib.machinery
-import importlib.util
 import os
 import pathlib
 import re
@@ -56,10 +54,7 @@ def build_ours():
 
 def build_pristine():
     """Upstream's release without anything of ours, once, in the cache."""
-    loader = importlib.machinery.SourceFileLoader("e2fsprogs_build", str(REPO / "e2fsprogs" / "build"))
-    spec = importlib.util.spec_from_loader(loader.name, loader)
-    build = importlib.util.module_from_spec(spec)
-    loader.exec_module(build)
+    build = tb.load_script(REPO / "e2fsprogs" / "build")
     archive = tb.fetch("e2fsprogs")
     top = tb.cache_dir() / "e2fsprogs-pristine" / tb.sha256_file(archive)
     with tb.locked("e2fsprogs", top.with_name(top.name + ".lock")):

@@ -21,7 +21,7 @@ def mounted(image, where, *options):
     argv = [tool("fuse2fs"), image.path, where, "-f", "-o", ",".join(["fakeroot", *options])]
     proc = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        for _ in range(200):
+        for _ in range(1200):
             if os.path.ismount(where) or proc.poll() is not None:
                 break
             time.sleep(0.05)

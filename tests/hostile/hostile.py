@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import struct
+import tempfile
 
 import damage_around
 import damage_tree
@@ -136,6 +137,25 @@ def corrupt(path, seed, kinds=None):
             else:
                 raise ValueError(f"{path}: nothing that {', '.join(names)} could damage")
         return Damage(seed, texts, done, disk)
+
+
+def edits(path, seeds, kinds=None):
+    """What corrupt() would do to the image at path, which stays as it is: for each seed (Damage, {position: bytes})."""
+    with open(path, "rb") as handle:
+        good = handle.read()
+    with tempfile.TemporaryDirectory() as tmp:
+        scratch = f"{tmp}/image"
+        for seed in seeds:
+            with open(scratch, "wb") as handle:
+                handle.write(good)
+            damage = corrupt(scratch, seed, kinds)
+            found = {}
+            with open(scratch, "rb") as handle:
+                for at in range(0, len(good), 512):
+                    sector = handle.read(512)
+                    if sector != good[at : at + 512]:
+                        found[at] = sector
+            yield damage, found
 
 
 def replay(path, damage):

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent), str(pathlib.Path(__file__).resolve().parents[1] / "vm")]
 
+import uml  # noqa: E402
 from kt import registry  # noqa: E402
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
@@ -26,6 +27,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: very large directories")
+    config.addinivalue_line("markers", "debug: `make test` runs it on the debug kernel")
     config.addinivalue_line("markers", "timeout(seconds): of pytest-timeout")
     config.itree_runner = None
 
@@ -63,11 +65,45 @@ def pytest_sessionfinish(session):
         session.config.itree_runner.close()
 
 
-def _marks(result):
-    """Filling directories of 1,000,000 takes too long for each run of CI on two emulated CPUs."""
-    marks = [pytest.mark.slow] if registry.case_of(result).slow else []
-    if "-1m-" in result and not os.environ.get("ITREE_FULL"):
-        marks.append(pytest.mark.skip(reason="a directory of 1,000,000 names takes minutes to fill: set ITREE_FULL=1"))
+def _counted(done):
+    """What cases counted, added up by group: {group: {what: how many}}."""
+    totals = {}
+    for result, outcome in done.items():
+        group = totals.setdefault(registry.case_of(result).group, {"results": 0})
+        group["results"] += 1
+        for key, value in outcome.stats.items():
+            if not key.endswith("_ms"):
+                group[key] = group.get(key, 0) + value
+    return totals
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Cut points, faults, images: what stands behind the number of tests that passed."""
+    if config.itree_runner:
+        for group, counts in sorted(_counted(config.itree_runner.done).items()):
+            said = ", ".join(f"{key.replace('_', ' ')} {value:,}" for key, value in counts.items())
+            terminalreporter.write_line(f"counted, {group}: {said}")
+
+
+def _lacks(option, kernel):
+    """Is it known that this kernel was built without the option?"""
+    config = pathlib.Path(kernel).parent / "config"
+    return config.is_file() and f"\n{option}=y\n" not in config.read_text()
+
+
+def _marks(result, kernel):
+    """What this kernel cannot do, and what takes too long for each run of CI on two emulated CPUs."""
+    case = registry.case_of(result)
+    marks = [pytest.mark.slow] if case.slow else []
+    if case.group in registry.ON_DEBUG:
+        marks.append(pytest.mark.debug)
+    if case.full and not os.environ.get("ITREE_FULL"):
+        marks.append(pytest.mark.skip(reason=f"{case.full}: set ITREE_FULL=1"))
+    if case.machine and pathlib.Path(kernel).is_file() and uml.is_uml(kernel):
+        marks.append(pytest.mark.skip(reason=case.machine))
+    if "-nomem-" in result and _lacks("CONFIG_FAILSLAB", kernel):
+        why = "this kernel has no fault injection: make kernel-uml, then --kernel-image build/kernel-uml/linux"
+        marks.append(pytest.mark.skip(reason=why))
     return marks
 
 
@@ -75,9 +111,10 @@ def pytest_generate_tests(metafunc):
     """Modules name their group; each result of its cases is a test of its own."""
     group = getattr(metafunc.module, "GROUP", None)
     if group and "result" in metafunc.fixturenames:
+        kernel = metafunc.config.option.kernel_image
         metafunc.parametrize(
             "result",
-            [pytest.param(r, id=r, marks=_marks(r)) for r in registry.results_of(group)],
+            [pytest.param(r, id=r, marks=_marks(r, kernel)) for r in registry.results_of(group)],
         )
 
 

@@ -6,18 +6,22 @@ import pathlib
 import re
 import shutil
 import subprocess
+import time
 
 HERE = pathlib.Path(__file__).parent
 # What runs in a root, and the libraries that our packages and these need.
-PROGRAMS = ("/bin/dash", "/bin/ls", "/bin/cat", "/bin/rm", "/usr/bin/touch", "/usr/bin/seq", "/usr/bin/xargs")
-LIBRARIES = ("libblkid.so.1", "libuuid.so.1", "libcom_err.so.2", "libss.so.2", "libfuse3.so.3")
+PROGRAMS = ("/bin/dash", "/bin/bash", "/bin/ls", "/bin/cat", "/bin/rm", "/bin/mkdir", "/bin/tar", "/bin/readlink",
+            "/usr/bin/dirname", "/usr/bin/touch", "/usr/bin/seq", "/usr/bin/xargs")  # fmt: skip
+LIBRARIES = ("libblkid.so.1", "libuuid.so.1", "libcom_err.so.2", "libss.so.2", "libfuse3.so.3", "libacl.so.1",
+             "libattr.so.1", "libcap.so.2", "libcrypto.so.3", "liblz4.so.1", "libpopt.so.0", "libselinux.so.1",
+             "libxxhash.so.0", "libz.so.1", "libzstd.so.1")  # fmt: skip
 
 
 def call(*argv, ok=(0,), **kwargs):
     """Run a command; (exit code, everything it printed)."""
     res = subprocess.run(
         [str(a) for a in argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        errors="replace", check=False, env={**os.environ, "LC_ALL": "C.UTF-8"}, **kwargs,
+        errors="replace", check=False, env={**os.environ, "LC_ALL": "C.UTF-8", "LANGUAGE": ""}, **kwargs,
     )  # fmt: skip
     if ok is not None:
         assert res.returncode in ok, f"{argv}: exit code {res.returncode}\n{res.stdout}"
@@ -37,6 +41,12 @@ def needed(paths):
     return {pathlib.Path(p) for p in re.findall(r"(/\S+) \(0x", text)}
 
 
+def needed_by_all(programs):
+    """The same of many files, some of which may be linked with nothing."""
+    text = call("ldd", *programs, ok=None)[1]
+    return {pathlib.Path(p) for p in re.findall(r"^\s.*?(/\S+) \(0x", text, re.M)}
+
+
 def put(src, dest):
     """Copy a file with the name it is asked for by, and with its real name if that is another."""
     dest.parent.mkdir(parents=True, exist_ok=True)
@@ -44,14 +54,14 @@ def put(src, dest):
     dest.chmod(0o755)
 
 
-def rpmbuild(spec, top):
+def rpmbuild(spec, top, *options):
     call("rpmbuild", "-bb", "--nodeps", "--define", f"_topdir {top}", "--define", "__os_install_post %{nil}",
-         "--define", "_build_id_links none", spec)  # fmt: skip
+         "--define", "_build_id_links none", *options, spec)  # fmt: skip
     return sorted((top / "RPMS").rglob("*.rpm"))
 
 
 def distribution(top):
-    """Make the packages test-base, e2fsprogs and e2fsprogs-libs in a repository of their own; its directory."""
+    """A repository of test-base and what stands for packages of the distribution; its directory."""
     tree = top / "tree"
     for name in PROGRAMS:
         put(pathlib.Path(name), tree / "bin" / pathlib.Path(name).name)
@@ -61,7 +71,7 @@ def distribution(top):
     put(ldconfig if ldconfig.exists() else pathlib.Path("/sbin/ldconfig"), tree / "sbin" / "ldconfig")
     libraries = [library(n) for n in LIBRARIES]
     ours = ("libext2fs.so.2", "libe2p.so.2")
-    tools = ["/sbin/mke2fs", "/sbin/e2fsck"]
+    tools = ["/sbin/mke2fs", "/sbin/e2fsck", "/sbin/lvm", "/usr/bin/findmnt"]
     for path in needed([*PROGRAMS, *libraries, *tools]) | set(libraries):
         if path.name.startswith("ld-linux"):
             put(path, tree / "lib64" / path.name)
@@ -69,8 +79,8 @@ def distribution(top):
             put(path, tree / "lib" / path.name)
     for name in ours:
         put(library(name), tree / "usr" / "lib64" / name)
-    for tool in tools:
-        put(pathlib.Path(tool), tree / "usr" / tool[1:])
+    for tool in (*tools, "/sbin/e2scrub"):
+        put(pathlib.Path(tool), tree / "usr" / tool.removeprefix("/usr")[1:])
     (tree / "etc").mkdir()
     shutil.copy("/etc/mke2fs.conf", tree / "etc")
     (tree / "etc" / "ld.so.conf").write_text("/lib\n/usr/lib64\n")
@@ -84,6 +94,26 @@ def distribution(top):
     call("createrepo_c", "--quiet", repo)
     shutil.rmtree(tree)
     return repo
+
+
+def unmount(path):
+    """Unmount; what a scriptlet left running for a moment is waited for, and does not keep the mount for ever."""
+    for _ in range(20):
+        if call("umount", path, ok=None)[0] == 0:
+            return
+        time.sleep(0.25)
+    call("umount", "--lazy", path)
+
+
+def mount_devices(path):
+    """A /dev with what shell scripts need, on a directory."""
+    call("mount", "-t", "tmpfs", "-o", "mode=755,size=1M", "itree-test", path)
+    for name, minor in (("null", 3), ("zero", 5), ("random", 8), ("urandom", 9)):
+        os.mknod(path / name, 0o20666, os.makedev(1, minor))
+        (path / name).chmod(0o666)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        (path / name).symlink_to(f"/proc/self/fd/{number}")
+    (path / "fd").symlink_to("/proc/self/fd")
 
 
 class Root:
@@ -107,11 +137,15 @@ class Root:
             "gpgcheck=1\nplugins=0\ninstallonly_limit=3\nclean_requirements_on_remove=1\nzchunk=0\n"
         )
         try:
+            self.prepare()
             self.repos(**repos)
             self.dnf("install", *first)
         except BaseException:
             self.close()
             raise
+
+    def prepare(self):
+        """What must be there before the first package."""
 
     def repos(self, **repos):
         for name, directory in repos.items():
@@ -146,17 +180,18 @@ class Root:
         return call("chroot", self.path, "/bin/sh", "-ec", script, ok=ok)[1]
 
     def files(self):
-        """All paths with type and content, but the package database, caches and logs: dnf puts those below /tmp."""
+        """All paths with type and content, but the package database, caches, logs, and what is mounted or may be."""
         out = {}
-        for path in sorted(self.path.rglob("*")):
+        aside = ("var", "tmp", "root", "proc", "dev", "boot")
+        for path in sorted(p for top in self.path.iterdir() if top.name not in aside for p in (top, *top.rglob("*"))):
             rel = path.relative_to(self.path)
-            if rel.parts[0] in ("var", "tmp", "root") or str(rel) == "etc/ld.so.cache":
+            if str(rel) == "etc/ld.so.cache":
                 continue
             out[str(rel)] = os.readlink(path) if path.is_symlink() else path.is_file() and path.read_bytes()
         return out
 
     def close(self):
         if self.mounted:
-            call("umount", self.path)
+            unmount(self.path)
         shutil.rmtree(self.path, ignore_errors=True)
         shutil.rmtree(self.aside, ignore_errors=True)

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 
+import pkg
 import pytest
 import roots
 from conftest import REPO, build
@@ -84,13 +85,8 @@ def test_wrong_key(root, old, work):
     """Another one's key is imported, and does not help."""
     build(work / "other", "0.1", "srpm", "itree-storage-server")
     from_other = work / "other.asc"
-    home = work / "gpg"
-    home.mkdir(mode=0o700, exist_ok=True)
-    try:
-        roots.call("gpg", "--homedir", home, "--batch", "--import", work / "other" / "test-key.asc")
-        from_other.write_text(roots.call("gpg", "--homedir", home, "--batch", "--armor", "--export")[1])
-    finally:
-        roots.call("gpgconf", "--homedir", home, "--kill", "gpg-agent")
+    with pkg.Key(work / "other" / "test-key.asc", work) as key:
+        shutil.copy(key.public, from_other)
     root.repo("itree", old / "repo", repo_gpgcheck=0, gpgkey=f"file://{from_other}")
     refused(root, r"(?i)keys? .*(not correct|not installed|already installed)|NOKEY|GPG check FAILED")
 
@@ -121,3 +117,23 @@ def test_builder_refuses(work):
     assert "there is no package nonsense" in build(work / "bad", "0.1", "srpm", "nonsense", expect=2)
     assert not (work / "bad" / "SRPMS").exists()
     assert (REPO / "packaging" / "rpm" / "build").stat().st_mode & 0o111
+
+
+def test_builder_refuses_a_key_that_is_none(work):
+    (work / "no-pem").write_text("nothing\n")
+    for path, words in ((work / "nowhere.pem", "no such file"), (work / "no-pem", "there is no private key in it")):
+        assert words in build(work / "bad", "0.1", "srpm", "kernel-itree", "--module-key", path, expect=1)
+    assert not (work / "bad" / "SRPMS").exists()
+
+
+def test_an_option_that_is_not_there_stops_the_kernel(tmp_path):
+    """kernel/config/configure, on a configuration that has less than a fragment asks for."""
+    configure = REPO / "kernel" / "config" / "configure"
+    (tmp_path / ".config").write_text("CONFIG_EXT4_FS=y\nCONFIG_MODULES=y\n# CONFIG_KUNIT is not set\n")
+    asked = tmp_path / "asked.config"
+    asked.write_text("CONFIG_EXT4_FS=y\n# CONFIG_KUNIT is not set\n")
+    roots.call(configure, "--check", tmp_path, asked)
+    asked.write_text("CONFIG_EXT4_FS=m\nCONFIG_EXT5_FS=y\n# CONFIG_MODULES is not set\n")
+    said = roots.call(configure, "--check", tmp_path, asked, ok=(1,))[1]
+    assert "CONFIG_EXT4_FS: wanted m (asked.config), got y" in said, said
+    assert "CONFIG_EXT5_FS: wanted y" in said and "CONFIG_MODULES: wanted is not set" in said, said

@@ -45,7 +45,7 @@ def dirs(tmp_path):
 
 def test_the_lock_itself_reads():
     lock = sources.read_lock()
-    assert set(lock) == {"linux", "e2fsprogs", "tar", "rsync", "coreutils"}
+    assert set(lock) == {"linux", "e2fsprogs", "tar", "rsync", "mkosi", "coreutils"}
     assert lock["linux"].sha256 is None and lock["linux"].version == "6.12"
     assert all(s.sha256 for n, s in lock.items() if n != "linux")
 
@@ -201,3 +201,59 @@ def test_mirror_of_this_machine_gives_a_pinned_source(tmp_path):
     res = fetch_cli("--dest", tmp_path, "tar", ITREE_SOURCES="")
     assert res.returncode == 0, res.stderr
     assert pathlib.Path(res.stdout.strip()).name == sources.read_lock()["tar"].file
+
+
+class ListedMirror(sources.Mirror):
+    """A mirror whose APT is a table {suite: {version: file}}; what it serves has the address of its version."""
+
+    def __init__(self, dest, offers):
+        super().__init__(dest)
+        self.offers, self.suites, self.asked = offers, [], []
+
+    def call(self, argv, cwd=None):
+        words = [a for a in argv[1:] if not a.startswith("-")]
+        if argv[-1] == "update":
+            text = (self.dir / "sources.d" / "itree.sources").read_text()
+            self.suites = [t.split()[1] for t in text.splitlines() if t.startswith("Suites:")]
+            missing = [s for s in self.suites if s not in self.offers]
+            if missing:
+                raise sources.SourceError(f"no such suite: {missing[0]}")
+            self.asked.append(self.suites[-1])
+            return ""
+        have = {v: f for s in self.suites for v, f in self.offers[s].items()}
+        if "madison" in words:
+            return "".join(f" thing | {v} | <mirror> {self.suites[0]}/main Sources\n" for v in have)
+        if "source" in words:
+            version = argv[-1].split("=")[1]
+            return f"'mirror:{version}' {have[version]} 20 SHA256:0\n"
+        assert "download-file" in words, argv
+        pathlib.Path(argv[-1]).write_bytes(GOOD if argv[-2] == "mirror:1.0-1" else b"another\n")
+        return ""
+
+
+@pytest.fixture
+def apt(monkeypatch):
+    monkeypatch.setattr(sources, "host_stanzas", lambda: [(["http://mirror.invalid"], ["x"], None)])
+    monkeypatch.setattr(sources, "LATER", ("later", "last"))
+
+
+@pytest.mark.parametrize(
+    "offers, asked",
+    [
+        ({sources.SUITE: {"1.0-1": FILE, "1.1-1": "thing_1.1.orig.tar.gz"}}, [sources.SUITE]),
+        ({sources.SUITE: {"0.9-1": "thing_0.9.orig.tar.gz"}, "later": {"1.0-1": FILE}}, [sources.SUITE, "later"]),
+        ({sources.SUITE: {}, "later": {}, "last": {"1.0-1": FILE}}, [sources.SUITE, "later", "last"]),
+        ({sources.SUITE: {}, "last": {"1.0-1": FILE}}, [sources.SUITE, "last"]),
+    ],
+)
+def test_suites_are_asked_in_turn(thing, dirs, apt, offers, asked):
+    """Whichever version of the suite is the newest; a mirror need not have the later ones."""
+    mirror = ListedMirror(dirs[1], offers)
+    assert sources.fetch(thing, dirs[1], None, mirror).read_bytes() == GOOD
+    assert mirror.asked == asked
+
+
+def test_what_no_suite_has_is_said(thing, dirs, apt):
+    mirror = ListedMirror(dirs[1], {sources.SUITE: {"0.9-1": "thing_0.9.orig.tar.gz"}, "later": {}})
+    with pytest.raises(sources.SourceError, match="it offers thing_0.9.orig.tar.gz for thing"):
+        sources.fetch(thing, dirs[1], None, mirror)

@@ -1,17 +1,23 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Directories on ext4 in hash order, and what is in a tree."""
 
+import contextlib
 import fcntl
 import hashlib
+import mmap
 import os
 import pathlib
 import random
+import re
+import stat
 import struct
 import subprocess
+import sys
 
 import pytest
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPO / "packaging" / "lib"))
 HERE = REPO / "coreutils-patches"
 ROOT = REPO / "build" / "coreutils-patches" / "root"
 FS_IOC_FIEMAP = 0xC020660B
@@ -76,6 +82,38 @@ def many(ext4):
     return where
 
 
+@pytest.fixture(scope="session")
+def tree(ext4):
+    """What makes trouble in archives, with old time stamps."""
+    top = ext4 / "tree"
+    (top / "d" / "deep" / "er").mkdir(parents=True)
+    (top / "empty").mkdir()
+    (top / "closed").mkdir()
+    for number in range(400):
+        (top / "d" / f"f{number}").write_text(f"data {number}\n" * (number + 1))
+        (top / "d" / "deep" / f"g{number}").write_text(f"deep {number}\n")
+    (top / "d" / "deep" / "er" / ("n" * 200)).write_text("long name\n")
+    (top / "none").write_text("")
+    with open(top / "holes", "wb") as handle:
+        handle.seek(5 << 20)
+        handle.write(b"middle")
+        handle.truncate(9 << 20)
+    (top / "closed" / "in").write_text("in a directory nobody may write to\n")
+    os.link(top / "closed" / "in", top / "d" / "hard")
+    os.link(top / "closed" / "in", top / "hard")
+    os.symlink("d/f1", top / "sym")
+    os.mkfifo(top / "fifo")
+    if on_ext4(top):
+        os.setxattr(top / "d" / "f7", "user.colour", b"blue")
+    os.chmod(top / "closed", 0o555)
+    for folder, dirs, files in os.walk(top, topdown=False):
+        for name in [*files, *dirs]:
+            os.utime(os.path.join(folder, name), ns=(10**18, 10**18 + len(name)), follow_symlinks=False)
+    os.utime(top, ns=(10**18, 10**18))
+    os.sync()
+    return top
+
+
 def first_extent(path):
     """Where a file's data starts on the disk, 0 if nowhere."""
     with open(path, "rb") as handle:
@@ -103,3 +141,64 @@ def contents(root):
                     inodes.setdefault(st.st_ino, []).append(rel)
             out[rel] = what
     return out, sorted(sorted(names) for names in inodes.values())
+
+
+def forget(folder):
+    """Put the data of the files in a tree out of memory: what is in memory is not put in order. Gives folder."""
+    os.sync()
+    for where, _, files in os.walk(folder):
+        for name in files:
+            path = os.path.join(where, name)
+            if stat.S_ISREG(os.lstat(path).st_mode):
+                fd = os.open(path, os.O_RDONLY)
+                try:
+                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                finally:
+                    os.close(fd)
+    return folder
+
+
+def resident(paths):
+    """Those of the files that have pages in memory."""
+    paths = [str(p) for p in paths]
+    out = ""
+    for start in range(0, len(paths), 1000):
+        out += run("fincore", "--bytes", "--noheadings", "--raw", "-o", "RES,FILE", *paths[start : start + 1000])
+    return [line.split(" ", 1)[1] for line in out.splitlines() if line.split(" ", 1)[0] != "0"]
+
+
+@contextlib.contextmanager
+def in_memory(paths):
+    """Hold files in memory; having been read is not enough, the kernel takes out what it likes."""
+    locked = 0x2000  # MAP_LOCKED, which Python does not know
+    with contextlib.ExitStack() as stack:
+        for path in paths:
+            with open(path, "rb") as handle:
+                flags = mmap.MAP_SHARED | mmap.MAP_POPULATE | locked
+                try:
+                    held = mmap.mmap(handle.fileno(), 0, flags=flags, prot=mmap.PROT_READ)
+                except BlockingIOError:
+                    pytest.skip("may not lock enough memory (ulimit -l)")
+            stack.callback(held.close)
+        yield
+
+
+def falls(numbers):
+    """How often a number is less than the one before."""
+    return sum(b < a for a, b in zip(numbers, numbers[1:], strict=False))
+
+
+def named_in_order(trace, calls, folder):
+    """The files of a folder that a program names in these system calls, in order, each once.
+
+    trace: what `strace -f -y -o FILE` wrote. A path may be relative or to a descriptor.
+    """
+    known = set(os.listdir(folder))
+    pattern = re.compile(rf'\b(?:{"|".join(calls)})\([^"]*"((?:[^"\\]|\\.)*)"')
+    seen = {}
+    for line in pathlib.Path(trace).read_text(errors="replace").splitlines():
+        found = pattern.search(line)
+        name = found and os.path.basename(found[1])
+        if name in known:
+            seen.setdefault(name)
+    return list(seen)

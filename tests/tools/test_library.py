@@ -20,18 +20,18 @@ def tap(text):
     assert plan and int(plan[1]) == len(good) > 0
 
 
-@pytest.fixture(scope="module")
-def reader(tmp_path_factory):
-    out = tmp_path_factory.mktemp("reader") / "test_reader"
+@pytest.fixture(scope="module", params=["reader", "window", "cached"])
+def unit(request, tmp_path_factory):
+    out = tmp_path_factory.mktemp(request.param) / "test"
     run("gcc", *WARN, "-D_GNU_SOURCE", "-D_FILE_OFFSET_BITS=64", "-fsanitize=address,undefined",
-        "-fno-sanitize-recover=all", HERE / "tests" / "test_reader.c", *sorted((HERE / "lib").glob("*.c")),
+        "-fno-sanitize-recover=all", HERE / "tests" / f"test_{request.param}.c", *sorted((HERE / "lib").glob("*.c")),
         "-o", out)  # fmt: skip
     return out
 
 
 @pytest.mark.parametrize("seed", [20261121, 2, 3] + list(range(100, 140)) * bool(os.environ.get("ITREE_FULL")))
-def test_reader(reader, seed):
-    tap(run(reader, seed))
+def test_unit(unit, seed, ext4):
+    tap(run(unit, seed, ext4))
 
 
 @pytest.fixture(scope="module")

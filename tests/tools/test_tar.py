@@ -9,7 +9,7 @@ import subprocess
 import tarfile
 
 import pytest
-from conftest import HERE, REPO, built, contents, first_extent, on_ext4, run
+from conftest import built, contents, falls, first_extent, forget, in_memory, resident, run
 
 ORDERS = ("auto", "disk", "inode", "name", "none")
 
@@ -19,38 +19,6 @@ def tar():
     return built("bin/tar")
 
 
-@pytest.fixture(scope="module")
-def tree(ext4):
-    """What makes trouble in archives, with old time stamps."""
-    top = ext4 / "tree"
-    (top / "d" / "deep" / "er").mkdir(parents=True)
-    (top / "empty").mkdir()
-    (top / "closed").mkdir()
-    for number in range(400):
-        (top / "d" / f"f{number}").write_text(f"data {number}\n" * (number + 1))
-        (top / "d" / "deep" / f"g{number}").write_text(f"deep {number}\n")
-    (top / "d" / "deep" / "er" / ("n" * 200)).write_text("long name\n")
-    (top / "none").write_text("")
-    with open(top / "holes", "wb") as handle:
-        handle.seek(5 << 20)
-        handle.write(b"middle")
-        handle.truncate(9 << 20)
-    (top / "closed" / "in").write_text("in a directory nobody may write to\n")
-    os.link(top / "closed" / "in", top / "d" / "hard")
-    os.link(top / "closed" / "in", top / "hard")
-    os.symlink("d/f1", top / "sym")
-    os.mkfifo(top / "fifo")
-    if on_ext4(top):
-        os.setxattr(top / "d" / "f7", "user.colour", b"blue")
-    os.chmod(top / "closed", 0o555)
-    for folder, dirs, files in os.walk(top, topdown=False):
-        for name in [*files, *dirs]:
-            os.utime(os.path.join(folder, name), ns=(10**18, 10**18 + len(name)), follow_symlinks=False)
-    os.utime(top, ns=(10**18, 10**18))
-    os.sync()
-    return top
-
-
 OPTIONS = ("--format=posix", "--xattrs", "--xattrs-include=user.*")
 
 
@@ -58,6 +26,7 @@ OPTIONS = ("--format=posix", "--xattrs", "--xattrs-include=user.*")
 @pytest.mark.parametrize("extractor", ["ours", "the system's"])
 def test_extracts_identically(tar, tree, ext4, tmp_path, order, extractor):
     archive, out = tmp_path / "a.tar", ext4 / "out"
+    forget(tree)
     run(tar, *OPTIONS, f"--sort={order}", "-Scf", archive, "-C", tree.parent, tree.name)
     out.mkdir()
     try:
@@ -76,6 +45,7 @@ def test_extracts_identically_as_a_user(tar, tree, ext4, tmp_path):
     out.mkdir()
     os.chown(out, 65534, 65534)
     archive = ext4 / "user.tar"
+    forget(tree)
     run(tar, "--sort=disk", "-cf", archive, "-C", tree.parent, tree.name)
     try:
         with open(archive, "rb") as handle:
@@ -92,10 +62,6 @@ def test_extracts_identically_as_a_user(tar, tree, ext4, tmp_path):
 def regular(archive):
     with tarfile.open(archive) as handle:
         return [m.name for m in handle if m.isreg() and not m.islnk()]
-
-
-def falls(numbers):
-    return sum(b < a for a, b in zip(numbers, numbers[1:], strict=False))
 
 
 def test_inode_order_by_default(tar, many, tmp_path):
@@ -119,6 +85,8 @@ def test_disk_order(tar, many, ext4, tmp_path):
         (other / f"{number}").write_bytes((many / name).read_bytes())
     os.sync()
     archive = tmp_path / "a.tar"
+    forget(many)
+    forget(other)
     run(tar, "--sort=disk", "-cf", archive, "-C", ext4, "many", "many2")
     names = regular(archive)
     assert len(names) == len(set(names)) == 5500
@@ -126,6 +94,76 @@ def test_disk_order(tar, many, ext4, tmp_path):
     assert falls([p for p in places if p]) == 0
     run("/usr/bin/tar", "-df", archive, "-C", ext4)
     shutil.rmtree(other)
+
+
+@pytest.mark.parametrize("warm", ["all", "half"])
+def test_disk_order_of_what_is_not_in_memory(tar, many, tmp_path, warm):
+    """Files in memory are asked for nothing; the others are read in disk order all the same."""
+    names = sorted(os.listdir(many))
+    # Every second one as they come: their numbers may have holes, and 16 files in memory in a row are a sign.
+    cold = set() if warm == "all" else set(sorted(names, key=lambda n: os.stat(many / n).st_ino)[::2])
+    forget(many)
+    assert not resident(many / n for n in cold)
+    log = tmp_path / "trace"
+    argv = ["strace", "-f", "-y", "-qq", "-o", log, "-e", "trace=ioctl,fadvise64", tar, "--sort=disk"]
+    with in_memory(many / n for n in names if n not in cold):
+        run(*argv, "-cf", tmp_path / "a.tar", "-C", many.parent, many.name)
+    asked, ahead = (set(re.findall(rf"{call}.*?/([^/>]*)>.*{what}", log.read_text()))
+                    for call, what in (("ioctl", "FIEMAP"), ("fadvise64", "WILLNEED")))  # fmt: skip
+    members = [os.path.basename(n) for n in regular(tmp_path / "a.tar")]
+    assert sorted(members) == names
+    assert (len(asked - cold), len(cold - asked)) == (0, 0)
+    assert asked == ahead
+    assert falls([first_extent(many / n) for n in members if n in cold]) == 0
+
+
+def test_memory_is_left_as_it_was(tar, many, tmp_path):
+    """Data that was read for the archive alone does not stay; what was in memory does."""
+    names = sorted(os.listdir(many))
+    warm = [many / n for n in names[::3]]
+    cold = [many / n for n in names if many / n not in warm]
+    forget(many)
+    for path in warm:
+        path.read_bytes()
+    before = set(resident(many / n for n in names))
+    if len(before) < len(warm) // 2:
+        pytest.skip(f"the kernel keeps only {len(before)} of {len(warm)} files in memory that were just read")
+    run(tar, "--sort=disk", "-cf", tmp_path / "a.tar", "-C", many.parent, many.name)
+    assert len(regular(tmp_path / "a.tar")) == len(names)
+    after = set(resident(many / n for n in names))
+    # The kernel takes out what it likes, and a page that it holds at that moment stays.
+    assert len(before - after) <= len(before) // 2
+    assert len(after - before) <= len(cold) // 100
+    # By default tar reads as any program does.
+    run(tar, "-cf", tmp_path / "a.tar", "-C", many.parent, many.name)
+    assert len(resident(cold)) >= len(cold) // 2
+
+
+def test_disk_order_in_little_memory(tar, many, ext4, tmp_path):
+    """More than 1 MiB remembers: several rows, nothing lost, time stamps of directories as ever."""
+    where = ext4 / "long"
+    where.mkdir()
+    for number, name in enumerate(sorted(os.listdir(many))):
+        data = (many / name).read_bytes()
+        (where / f"{number:04}{'x' * 240}").write_bytes(data)
+    os.utime(where, ns=(10**18, 10**18))
+    os.sync()
+    archive, out = tmp_path / "a.tar", ext4 / "out"
+    out.mkdir()
+    try:
+        forget(where)
+        run(tar, *OPTIONS, "--sort=disk", "-cf", archive, "-C", ext4, "long", env={"DISKORDER_MEMORY": "1"})
+        names = regular(archive)
+        assert len(names) == len(set(names)) == 5000
+        rows = falls([p for p in (first_extent(ext4 / n) for n in names) if p])
+        assert 1 <= rows <= 2
+        with tarfile.open(archive) as handle:
+            assert [m.name for m in handle if m.isdir()] == ["long", "long"]
+        run("/usr/bin/tar", "-xpf", archive, "-C", out)
+        assert contents(out / "long") == contents(where)
+    finally:
+        shutil.rmtree(where)
+        shutil.rmtree(out)
 
 
 @pytest.mark.parametrize("order", ["auto", "disk"])
@@ -137,11 +175,13 @@ def test_incremental(tar, tree, ext4, tmp_path, order, form):
     state = tmp_path / "state"
     make = [tar, f"--format={form}", f"--sort={order}", "-C", ext4, f"--listed-incremental={state}"]
     try:
+        forget(work)
         run(*make, "-cf", tmp_path / "0.tar", "work")
         (work / "d" / "f3").unlink()
         (work / "d" / "new").write_text("new\n")
         (work / "d" / "deep").rename(work / "moved")
         shutil.rmtree(work / "empty")
+        forget(work)
         run(*make, "-cf", tmp_path / "1.tar", "work")
         for level in "01":
             run("/usr/bin/tar", "--listed-incremental=/dev/null", "-xpf", tmp_path / f"{level}.tar", "-C", out)
@@ -179,6 +219,7 @@ def test_same_members(tar, tree, tmp_path, extra):
     sets = []
     for order in ("none", "auto", "disk"):
         archive = tmp_path / f"{order}.tar"
+        forget(tree)
         run(tar, f"--sort={order}", "-cf", archive, "-C", tree.parent, *extra)
         with tarfile.open(archive) as handle:
             # Which name of a hard link carries the data depends on the order.
@@ -190,6 +231,7 @@ def test_remove_files_and_append(tar, tree, ext4, tmp_path):
     work = ext4 / "going"
     run("cp", "-a", tree, work)
     want = contents(work)
+    forget(work)
     run(tar, *OPTIONS, "--sort=disk", "--remove-files", "-cf", tmp_path / "a.tar", "-C", ext4, "going")
     assert not work.exists()
     run(tar, *OPTIONS, "-xpf", tmp_path / "a.tar", "-C", ext4)
@@ -203,6 +245,7 @@ def test_remove_files_and_append(tar, tree, ext4, tmp_path):
 def test_multi_volume(tar, tree, ext4, tmp_path):
     volumes = [str(tmp_path / f"v{n}.tar") for n in range(40)]
     create = [f"--file={v}" for v in volumes]
+    forget(tree)
     run(tar, "--sort=disk", "-ScM", "--tape-length=200", *create, "-C", tree.parent, tree.name)
     used = [v for v in volumes if os.path.exists(v)]
     assert len(used) > 3
@@ -220,22 +263,3 @@ def test_help_and_manual(tar):
     assert "sort=auto" in page and "sort=disk" in page
     res = run(tar, "--sort=nonsense", "-cf", "/dev/null", "/dev/null", ok=False)
     assert res.returncode and "disk" in res.stderr
-
-
-def failures(log):
-    return set(re.findall(r"FAILED \((\S+\.at):\d+\)", log))
-
-
-@pytest.mark.skipif(not os.environ.get("ITREE_FULL"), reason="tar's own test suite takes minutes: ITREE_FULL=1")
-def test_upstream_suite():
-    """Nothing fails that does not fail unpatched; tar-upstream-failures.txt lists those."""
-    known = {
-        line.split("#")[0].strip()
-        for line in (HERE / "tar" / "upstream-failures.txt").read_text().splitlines()
-        if line.split("#")[0].strip()
-    }
-    run(HERE / "build", "--tree", "tar", timeout=1500)
-    where = REPO / "build" / "coreutils-patches" / "tar" / "obj"
-    res = run("make", "check", cwd=where, ok=False, timeout=1700)
-    assert len(re.findall(r"^ *\d+: .* ok$", res.stdout, re.M)) > 150, res.stdout[-3000:]
-    assert failures(res.stdout) <= known

@@ -241,7 +241,7 @@ def test_timeout_kills_the_machine_and_says_so(tmp_path):
     start = time.monotonic()
     res = cli("--timeout", "8", "--log", log, "--append", marker, "--", "sleep", "1000")
     assert res.returncode == vm.EXIT_TIMEOUT
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < 600, "it waited for the command"
     assert "no end after 8 s" in res.stderr
     assert processes_with(marker) == []
 

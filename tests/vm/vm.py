@@ -26,6 +26,8 @@ import tempfile
 import threading
 import time
 
+import uml
+
 REPO = pathlib.Path(__file__).resolve().parents[2]
 DEFAULT_KERNEL = pathlib.Path(os.environ.get("ITREE_KERNEL") or REPO / "build" / "kernel" / "bzImage")
 VIRTME_RUN = REPO / "build" / "venv" / "bin" / "virtme-run"
@@ -240,9 +242,7 @@ def _guest_script(command: str, env) -> str:
     lines = ["# SPDX-License-Identifier: GPL-2.0-only"]
     lines += [f"export {k}={shlex.quote(v)}" for k, v in env.items()]
     lines += [
-        "for n in 0:stdin 1:stdout 2:stderr; do",
-        '    ln -sfn "/proc/self/fd/${n%%:*}" "/dev/${n##*:}"',
-        "done",
+        *uml.STDIO_LINKS,
         "port() { for i in /sys/class/virtio-ports/*; do",
         '    [ "$(cat "$i/name")" = "$1" ] && echo "/dev/${i##*/}"; done; }',
         "dir=$(mktemp -d /run/itree-XXXXXX)",
@@ -283,6 +283,71 @@ def _kill_group(proc):
     except ProcessLookupError:
         pass
     proc.wait()
+
+
+def _result(run_dir, log, text, stdout, stderr, *, allow, timed_out, start, timeout) -> Result:
+    kunit = kunit_results(text)
+    problems = find_problems(text, allow)
+    for case in kunit:
+        line = f"KUnit: {case.suite}.{case.name} failed"
+        if case.status == "failed" and not any(re.search(a, line) for a in allow):
+            problems.append(line)
+    try:
+        exit_code = int((run_dir / "rc").read_text().strip())
+    except (OSError, ValueError):
+        exit_code = None
+    return Result(
+        exit_code=exit_code,
+        stdout=stdout,
+        stderr=stderr,
+        log=log,
+        problems=problems,
+        timed_out=timed_out,
+        seconds=time.monotonic() - start,
+        kunit=kunit,
+        timeout=timeout,
+    )
+
+
+def _checked(paths, there, problem) -> list[pathlib.Path]:
+    """Absolute paths; VMError if one is not there."""
+    paths = [pathlib.Path(p).absolute() for p in paths]
+    for path in paths:
+        if not there(path):
+            raise VMError(problem.format(path))
+    return paths
+
+
+def _run_uml(
+    command, kernel, run_dir, log, *, memory, disks, shares, overlays, timeout, allow, append, cwd, env, stream
+) -> Result:  # fmt: skip
+    """run() for a kernel that is a program of this host; what the command prints comes when it has ended."""
+    start = time.monotonic()
+    init = run_dir / "init"
+    init.write_text(uml.init_script(command, run_dir, overlays=overlays, shares=shares, env=env, cwd=cwd))
+    init.chmod(0o755)
+    argv = uml.command_line(kernel, init, run_dir, memory=memory, disks=disks, append=append)
+    timed_out = False
+    # Its memory is a file in TMPDIR.
+    with open(log, "wb") as out, tempfile.TemporaryDirectory(prefix="itree-uml-", dir="/dev/shm") as tmp:
+        proc = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, cwd=run_dir, start_new_session=True,
+            env={**os.environ, "TMPDIR": tmp},
+        )  # fmt: skip
+        try:
+            proc.wait(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+        finally:
+            _kill_group(proc)
+    text = log.read_text(errors="replace")
+    stdout, stderr = (
+        path.read_text(errors="replace") if path.exists() else "" for path in (run_dir / "stdout", run_dir / "stderr")
+    )
+    if stream:
+        sys.stdout.write(stdout)
+        sys.stderr.write(stderr)
+    return _result(run_dir, log, text, stdout, stderr, allow=allow, timed_out=timed_out, start=start, timeout=timeout)
 
 
 def run(
@@ -328,6 +393,13 @@ def run(
             re.compile(regex)
         except re.error as err:
             raise VMError(f"--allow {regex!r} is not a regular expression: {err}") from err
+    is_uml = uml.is_uml(kernel)
+    if is_uml and len(disks) > uml.MOST_DISKS:
+        raise VMError(f"{len(disks)} disks; a kernel of this kind ({kernel}) has at most {uml.MOST_DISKS}")
+    shares = _checked(shares, pathlib.Path.is_dir, "--share {}: no such directory; make it first")
+    disks = _checked(disks, pathlib.Path.exists, "--disk {0}: no such file; `truncate -s 1G {0}` makes an empty one")
+    overlays = [p for p in OVERLAYS if os.path.isdir(p) and not os.path.islink(p)]
+    cwd = str(cwd or os.getcwd())
     if not isinstance(command, str):
         command = shlex.join(str(c) for c in command)
 
@@ -337,31 +409,33 @@ def run(
     script = run_dir / "script.sh"
     guest_env = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
     guest_env.update(env or {})
+    if not kunit:
+        append = [*append, "kunit.enable=0"]
+    if is_uml:
+        return _run_uml(
+            command, kernel, run_dir, log, memory=memory, disks=disks, shares=shares, overlays=overlays,
+            timeout=timeout, allow=allow, append=append, cwd=cwd, env=guest_env, stream=stream,
+        )  # fmt: skip
     script.write_text(_guest_script(command, guest_env))
 
     argv = [str(VIRTME_RUN), "--kimg", str(kernel), "--mods=none", "--force-9p",
             "--memory", str(memory), "--cpus", str(cpus), "--name", "itree-vm",
             "--show-boot-console", "--verbose", "--script-sh", f"bash {script}",
-            "--cwd", str(cwd or os.getcwd())]  # fmt: skip
+            "--cwd", cwd]  # fmt: skip
     slow = not kvm_works(kernel)
     if slow:
         argv.append("--disable-kvm")
-    for path in OVERLAYS:
-        if os.path.isdir(path) and not os.path.islink(path):
-            argv += ["--overlay-rwdir", path]
+    for path in overlays:
+        argv += ["--overlay-rwdir", path]
     for share in shares:
-        share = pathlib.Path(share).absolute()
-        if not share.is_dir():
-            raise VMError(f"--share {share}: no such directory; make it first")
         argv += ["--rwdir", str(share)]
     # printk.devkmsg: what tests write to /dev/kmsg is never dropped.
     # cache=loose: the guest caches the host's files, which stay as they are
     # while it runs (a --share is not cached); programs start far sooner.
     qemu = []
     root = "version=9p2000.L,trans=virtio,access=any,msize=512000,cache=loose"
-    kopts = ["printk.devkmsg=on", f"rootflags={root}", *append]
-    if not kunit:
-        kopts.append("kunit.enable=0")
+    # no_timer_check: on a busy host the emulated timer may miss its test ("IO-APIC + timer doesn't work").
+    kopts = ["printk.devkmsg=on", "no_timer_check", f"rootflags={root}", *append]
     if slow:
         # An emulated CPU on a busy host is slow, not stuck.
         kopts += ["watchdog_thresh=30", "rcupdate.rcu_cpu_stall_timeout=90"]
@@ -375,9 +449,6 @@ def run(
     for opt in kopts:
         argv += ["--kopt", opt]
     for number, disk in enumerate(disks):
-        disk = pathlib.Path(disk).absolute()
-        if not disk.exists():
-            raise VMError(f"--disk {disk}: no such file; `truncate -s 1G {disk}` makes an empty one")
         qemu += [
             "-drive",
             f"if=none,id=itree{number},format=raw,cache={disk_cache},discard=unmap,file={_qemu_quote(disk)}",
@@ -428,25 +499,7 @@ def run(
                 job.join(10)
     shutil.rmtree(tmp, ignore_errors=True)
 
-    text = b"".join(klog).decode(errors="replace")
-    kunit = kunit_results(text)
-    problems = find_problems(text, allow)
-    for case in kunit:
-        line = f"KUnit: {case.suite}.{case.name} failed"
-        if case.status == "failed" and not any(re.search(a, line) for a in allow):
-            problems.append(line)
-    try:
-        exit_code = int((run_dir / "rc").read_text().strip())
-    except (OSError, ValueError):
-        exit_code = None
-    return Result(
-        exit_code=exit_code,
-        stdout=b"".join(out).decode(errors="replace"),
-        stderr=b"".join(err).decode(errors="replace"),
-        log=log,
-        problems=problems,
-        timed_out=timed_out,
-        seconds=time.monotonic() - start,
-        kunit=kunit,
-        timeout=timeout,
-    )
+    return _result(
+        run_dir, log, b"".join(klog).decode(errors="replace"), b"".join(out).decode(errors="replace"),
+        b"".join(err).decode(errors="replace"), allow=allow, timed_out=timed_out, start=start, timeout=timeout,
+    )  # fmt: skip

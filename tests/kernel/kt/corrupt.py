@@ -15,7 +15,7 @@ from kt.scans import hold
 MAGIC = 0x45525449
 HEAD = 16
 ROOT_INFO = 32
-LOG = (r"EXT4-fs error \(device vd\w+\)", r"EXT4-fs \(vd\w+\): error count")
+LOG = (r"EXT4-fs error \(device (?:vd|ubd)\w+\)", r"EXT4-fs \((?:vd|ubd)\w+\): error count")
 
 
 def nodes(raw: dict[int, bytes]) -> tuple[list[int], list[int]]:

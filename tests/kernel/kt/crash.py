@@ -7,8 +7,8 @@ from kt.guest import Guest
 from kt.registry import case
 
 LOG = (
-    r"EXT4-fs error \(device vd\w+\).*(?:shut down|Journal has aborted|Detected aborted journal)",
-    r"EXT4-fs \(vd\w+\): shut down",
+    r"EXT4-fs error \(device (?:vd|ubd)\w+\).*(?:shut down|Journal has aborted|Detected aborted journal)",
+    r"EXT4-fs \((?:vd|ubd)\w+\): shut down",
 )
 
 # A stock 6.12 does not count the blocks that replay of a fast commit adds to

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import collections
 import os
+import re
 
 from kt.guest import FL_CASEFOLD, FL_INLINE, Guest
-from kt.registry import case
+from kt.registry import MILLION, case
 
 HASH_SEED = "67452301-efcd-ab89-98ba-dcfe10325476"
 SEED_WORDS = "01234567,89abcdef,fedcba98,76543210"  # the same, as the kernel reads it
@@ -68,6 +69,12 @@ def matrix(g: Guest) -> None:
         if g.p.get("inline"):
             g.equal(bool(g.flags(d) & FL_INLINE), n <= 1, "directory kept inline")
         full_check(g)
+        if g.p.get("levels"):
+            g.umount()
+            dump = g.run(g.tool("debugfs"), "-R", "htree_dump /d", g.dev, timeout=600).stdout
+            below_root = re.findall(r"Indirect levels: (\d+)", dump)
+            g.equal(below_root, [str(g.p["levels"] - 1)], "levels of the htree")
+            g.mount()
     with g.part("aged"):
         g.t("age", "--dir", d, "--model", g.model(), "--percent", 30, "--seed", 7, *names)
         full_check(g)
@@ -144,6 +151,19 @@ row("3000-4k-bigalloc", 3000, "bigalloc", names="mixed", mkfs=("-C", "65536"), s
 row("3000-1k-64bit-off", 3000, "^64bit,^flex_bg", bs=1024)
 row("3000-4k-metabg", 3000, "meta_bg,^resize_inode", names="mixed")
 row("3000-1k-quota", 3000, "quota", bs=1024)
+# More directory than memory holds: read in sweeps, not leaf by leaf. And an htree of three levels.
+row(
+    "27000-1k-small-memory",
+    27000,
+    "large_dir",
+    bs=1024,
+    names="max",
+    mixed=False,
+    levels=3,
+    size="1G",
+    memory="256M",
+    cost=65,
+)
 row("20000-1k-large-dir", 20000, "large_dir", bs=1024, names="mixed", mixed=False, size="1G")
 
 
@@ -255,6 +275,7 @@ for _name, _big in BIG.items():
             "mkfs": ("-b", str(_big["bs"]), "-N", str(_big["n"] * 5 // 4)),
             "memory": "2G",
             "slow": True,
+            "full": MILLION if _big["n"] >= 1_000_000 else "",
         }
         case(
             f"fill-{_id}",

@@ -21,40 +21,31 @@ from kt import itree_ioctl as io
 from kt import logwrites
 from kt.crash import KNOWN
 from kt.guest import BUILD_AT, Failed, Guest
+from kt.mail import post
+from kt.mapper import Mapped
 from kt.registry import case
 
 CUTS, ALL_CUTS = 40, 200
 
 
-class Recorder:
-    """The file system's device with a log of all writes, from attach to detach."""
+class Recorder(Mapped):
+    """The file system's device with a log of all writes, until remove()."""
 
     def __init__(self, g: Guest):
-        self.g, self.raw = g, g.dev
-        self.name = f"power-{g.disk}"
         g.tmp.mkdir(parents=True, exist_ok=True)
         self.log = g.tmp / "log"
         self.start, self.base = g.tmp / "start", g.tmp / "base"
-
-    def attach(self) -> None:
-        g = self.g
-        g.run("cp", "--sparse=always", self.raw, self.start)
+        g.run("cp", "--sparse=always", g.dev, self.start)
         g.run("cp", "--sparse=always", self.start, self.base)
         with open(self.log, "wb") as f:
             f.truncate(2 << 30)
         self.loop = g.run("losetup", "--show", "-f", self.log).stdout.strip()
-        sectors = g.run("blockdev", "--getsz", self.raw).stdout.strip()
-        self.dmsetup("create", self.name, "--table", f"0 {sectors} log-writes {self.raw} {self.loop}")
-        g.dev = "/dev/dm-" + self.dmsetup("info", "-c", "--noheadings", "-o", "minor", self.name).strip()
+        sectors = g.run("blockdev", "--getsz", g.dev).stdout.strip()
+        super().__init__(g, f"power-{g.disk}", f"0 {sectors} log-writes {g.dev} {self.loop}")
 
-    def detach(self) -> None:
-        self.dmsetup("remove", self.name)
+    def remove(self) -> None:
+        super().remove()
         self.g.run("losetup", "-d", self.loop)
-        self.g.dev = self.raw
-
-    def dmsetup(self, *args) -> str:
-        # There is no udev in the guest: only the kernel's own names of devices.
-        return self.g.run("dmsetup", "--noudevsync", "--noudevrules", *args).stdout
 
     def mark(self, text: str) -> None:
         self.dmsetup("message", self.name, "0", "mark", text)
@@ -86,14 +77,7 @@ def deliver(g: Guest, rec: Recorder):
 
     def one_message(number: int) -> None:
         name = f"{1795000000 + number}.M{number * 7919 % 1000003}P{number}.mail,S=4096"
-        fd = os.open(box / "tmp" / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        os.write(fd, b"message\n" * (number % 100))
-        os.fsync(fd)
-        os.close(fd)
-        os.rename(box / "tmp" / name, box / "new" / name)
-        fd = os.open(box / "new", os.O_RDONLY)
-        os.fsync(fd)
-        os.close(fd)
+        post(box, name, b"message\n" * (number % 100))
         rec.mark(f"new/{name}")
         # One in eight is seen at once and moves on.
         if number % 8 == 7:
@@ -174,6 +158,7 @@ def directories(g: Guest) -> list[str]:
 def look(g: Guest, cut: logwrites.Cut, acked: set[str]) -> None:
     """The kernel mounts it: indexes agree, and what was acknowledged is there."""
     g.mount()
+    g.t("self", "--dir", g.mnt, "--below", *g.order)
     for d in directories(g):
         tree = g.has_tree(d)
         if tree:
@@ -185,7 +170,6 @@ def look(g: Guest, cut: logwrites.Cut, acked: set[str]) -> None:
             )
         elif g.dir_blocks(d) >= BUILD_AT:
             g.stats["without"] = g.stats.get("without", 0) + 1
-        g.t("self", "--dir", d, "--out", g.model("seen"), *["--order"] * tree)
     if acked:
         there = set(os.listdir(g.path("box/new"))) | {n.split(":")[0] for n in os.listdir(g.path("box/cur"))}
         gone = {n.split("/")[1] for n in acked} - there
@@ -300,7 +284,6 @@ def power(g: Guest) -> None:
         g.t("fill", "--dir", g.path("p0/d0"), "--model", g.model("p0") + ".0", "--n", 3000, "--names", "mixed")
     g.umount()
     rec = Recorder(g)
-    rec.attach()
     try:
         g.mount()
         rec.mark("start")
@@ -309,7 +292,7 @@ def power(g: Guest) -> None:
     finally:
         with contextlib.suppress(Failed):
             g.umount()
-        rec.detach()
+        rec.remove()
     if not g.fails:
         replay(g, rec, "start")
 

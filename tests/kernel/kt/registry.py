@@ -11,7 +11,7 @@ from collections.abc import Callable
 REPO = pathlib.Path(__file__).resolve().parents[3]
 MODULES = (
     "matrix", "ops", "scans", "space", "modes", "corrupt", "crash", "roundtrip", "online", "power", "damaged",
-    "tools", "scrub",
+    "tools", "scrub", "faults", "neighbours",
 )  # fmt: skip
 
 
@@ -41,13 +41,31 @@ class Case:
     host: str = ""  # function of kt.hostside, after the guest
     image: str = ""  # the prepared image that it starts from
     base: str = ""  # or the image of tests/hostile
+    seeds: range = range(0)  # the damage that each does to it is in share/damage
+    few: int = 0  # without ITREE_FULL=1 only so many of them
     prepares: bool = False  # only run to prepare an image
+    machine: str = ""  # why it takes a virtual machine, not a kernel that is a program of the host
     slow: bool = False
+    full: str = ""  # why it takes ITREE_FULL=1 to run it
+
+    def planned(self, full: bool) -> range:
+        """The seeds of this run."""
+        return self.seeds if full or not self.few else self.seeds[: self.few]
 
     def results(self) -> list[str]:
         return [f"{self.id}[{p}]" if p else self.id for p in self.parts]
 
 
+# Groups that `make test` runs on the debug kernel, a program of the host, and not in QEMU: its checks are for them.
+ON_DEBUG = ("damaged", "faults")
+# By this the time limits are multiplied there. It notes the stack of each allocation, word by word: of casefolded
+# encrypted names, with an allocation for each that is compared, some thousand take minutes.
+PATIENCE = 5
+# For Case.machine
+COMPAT = "a kernel that is a program of this host runs none of 32 bits"
+UDEV = "a kernel that is a program of this host is started without udev"
+# For Case.full
+MILLION = "a directory of 1,000,000 names takes minutes to fill"
 CASES: dict[str, Case] = {}
 
 

@@ -22,9 +22,13 @@ import traceback
 REPO = pathlib.Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(REPO / "tests" / "vm"), str(REPO / "tests" / "hostile")]
 import bases  # noqa: E402
+import damage_tree  # noqa: E402
+import hostile  # noqa: E402
 import vm  # noqa: E402
 
 from kt import hostside, registry  # noqa: E402
+
+FULL = bool(os.environ.get("ITREE_FULL"))
 
 HERE = REPO / "tests" / "kernel"
 BUILD = REPO / "build" / "tests"
@@ -186,6 +190,8 @@ class Runner:
             with lock:
                 ready = bases.get(c.base)
             subprocess.run(["cp", "--sparse=always", ready, image], check=True)
+            if c.seeds:
+                self.plan_damage(ready, c.planned(FULL), share / "damage")
             return
         subprocess.run(["truncate", "-s", c.size, image], check=True)
         features = ",".join(x for x in (c.features, "itree" if self.itree and c.itree else "") if x)
@@ -194,6 +200,14 @@ class Runner:
         res = subprocess.run(cmd, capture_output=True, text=True, check=False)
         if res.returncode:
             raise RuntimeError(f"mke2fs for {c.id}: {res.stderr.strip()}\n{cmd}")
+
+    @staticmethod
+    def plan_damage(image: pathlib.Path, seeds, out: pathlib.Path) -> None:
+        """For `itree-t damaged`: what each seed does to the trees of an image."""
+        with open(out, "w") as f:
+            for damage, sectors in hostile.edits(image, seeds, damage_tree.KINDS):
+                f.write(f"image {damage}\n")
+                f.writelines(f"{at} {data.hex()}\n" for at, data in sorted(sectors.items()))
 
     def prepared(self, c: registry.Case) -> tuple[pathlib.Path, pathlib.Path]:
         """The image of a preparing case, filled by the kernel under test; kept for the same inputs."""
@@ -272,17 +286,17 @@ class Runner:
             "sbin": str(SBIN),
             "itree": self.itree,
             "plain": self.plain,
-            "full": bool(os.environ.get("ITREE_FULL")),
+            "full": FULL,
         }
         (at / "job.json").write_text(json.dumps(job))
         res = vm.run(
             ["/usr/bin/env", "python3", str(HERE / "kt" / "guest.py"), str(at / "job.json")],
             kernel=self.kernel,
-            memory=max((c.memory for c in ready), key=lambda m: float(m.rstrip("GM"))),
+            memory=self.memory(ready),
             cpus=max(c.cpus for c in ready),
             disks=images,
             shares=[at],
-            timeout=120 + sum(c.limit for c in ready),
+            timeout=120 + sum(c.limit for c in ready) * (registry.PATIENCE if vm.uml.is_uml(self.kernel) else 1),
             allow=[".*"],
             append=self.append,
             log=at / f"kernel-{ready[0].id}.log",
@@ -311,6 +325,11 @@ class Runner:
                 for r in c.results():
                     outcomes[r] = Outcome([text], log=str(res.log))
         return outcomes
+
+    def memory(self, cases: list[registry.Case]) -> str:
+        """What the cases of a machine want; the debug kernel keeps half for its own notes."""
+        mib = max(int(float(c.memory[:-1]) * (1024 if c.memory[-1] == "G" else 1)) for c in cases)
+        return f"{2 * mib if vm.uml.is_uml(self.kernel) else mib}M"
 
     @staticmethod
     def split_log(text: str) -> dict[str, str]:

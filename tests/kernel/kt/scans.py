@@ -9,7 +9,7 @@ import time
 
 from kt.guest import Guest
 from kt.matrix import BARE, HASH_SEED, SEED_WORDS
-from kt.registry import case
+from kt.registry import COMPAT, case
 
 
 def filled(g: Guest, n: int, *options, tree: bool = True) -> None:
@@ -119,8 +119,8 @@ def reader32(g: Guest) -> None:
     g.listing()
 
 
-case("reader32-4k", "scans", {"n": 2500}, mkfs=("-b", "4096"), size="256M", cost=20)(reader32)
-case("reader32-small", "scans", {"n": 100}, mkfs=("-b", "4096"), size="256M")(reader32)
+case("reader32-4k", "scans", {"n": 2500}, mkfs=("-b", "4096"), size="256M", cost=20, machine=COMPAT)(reader32)
+case("reader32-small", "scans", {"n": 100}, mkfs=("-b", "4096"), size="256M", machine=COMPAT)(reader32)
 
 
 def stress(g: Guest) -> None:
@@ -178,9 +178,9 @@ def morph(g: Guest) -> None:
     g.mount()
     seed = 0
     for mode, first, more in (
-        ("grow", 2, 5000), ("grow", 20, 1500), ("grow", 60, 1500), ("grow", 400, 1500), ("grow", 2500, 2500),
+        ("grow", 2, 5000), ("grow", 20, 2000), ("grow", 60, 1500), ("grow", 400, 1500), ("grow", 2500, 2500),
         ("shrink", 60, 0), ("shrink", 400, 0), ("shrink", 2500, 0),
-        ("wave", 10, 1500), ("wave", 300, 1500), ("wave", 1500, 1500),
+        ("wave", 10, 2000), ("wave", 300, 1500), ("wave", 1500, 1500),
     ):  # fmt: skip
         seed += 1
         d, m = g.path(f"{mode}{first}"), g.model(f"{mode}{first}")

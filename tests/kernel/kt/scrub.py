@@ -12,7 +12,7 @@ import threading
 import time
 
 from kt.guest import Failed, Guest
-from kt.registry import case
+from kt.registry import UDEV, case
 from kt.tools import exact
 
 GROUP, VOLUME = "itreevg", "mail"
@@ -141,4 +141,4 @@ def e2scrub(g: Guest) -> None:
         exact(g)
 
 
-case("e2scrub", "tools", {}, size="512M", fsck="none", cost=30, limit=400)(e2scrub)
+case("e2scrub", "tools", {}, size="512M", fsck="none", cost=30, limit=400, machine=UDEV)(e2scrub)

@@ -3,6 +3,9 @@
 #include "t.h"
 
 #include <dirent.h>
+#include <fts.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
 
 struct check check_default = { .api = API_64, .size = 32768 };
 
@@ -245,23 +248,22 @@ int cmd_lookup(struct opts *o)
 }
 
 /* No model: names unique, in order, d_ino and d_type as lstat has them. */
-int cmd_self(struct opts *o)
+static u64 self(int fd, struct check c, struct model *m)
 {
-	struct model *m = model_new();
-	struct check c = o->check;
+	bool nokey = c.nokey;
 	struct reader r;
 	struct item it;
-	int fd = open_dir(o->dir);
 
 	reader_init(&r, fd, API_64, 32768);
 	while (reader_next(&r, &it) > 0) {
 		if (is_dots(&it))
 			continue;
 		if (model_get(m, it.name, it.len)) {
-			bad("%s twice", show(it.name));
+			bad("%s: %s twice", c.what ? c.what : "listed",
+			    show(it.name));
 			continue;
 		}
-		if (o->check.nokey)
+		if (nokey)
 			model_add(m, it.name, it.ino, it.type);
 		else
 			model_add(m, it.name, ino_at(fd, it.name),
@@ -269,8 +271,60 @@ int cmd_self(struct opts *o)
 	}
 	reader_end(&r);
 	c.nokey = false;
-	c.what = "again";
-	stat_num("names", check_list(fd, m, &c));
+	c.what = c.what ? c.what : "again";
+	return check_list(fd, m, &c);
+}
+
+/* Every directory of a volume; in order where there is a tree. */
+static void self_below(struct opts *o)
+{
+	char *top[] = { (char *)o->dir, NULL };
+	FTS *walk = fts_open(top, FTS_PHYSICAL | FTS_NOCHDIR | FTS_XDEV, NULL);
+	u64 dirs = 0, names = 0;
+	FTSENT *at;
+
+	if (!walk)
+		die("%s", o->dir);
+	while ((at = fts_read(walk))) {
+		struct check c = o->check;
+		struct model *m;
+		long flags = 0;
+		int fd;
+
+		if (at->fts_info == FTS_DNR || at->fts_info == FTS_ERR ||
+		    at->fts_info == FTS_NS)
+			bad("%s: %s", at->fts_path, strerror(at->fts_errno));
+		if (at->fts_info != FTS_D)
+			continue;
+		fd = open_dir(at->fts_path);
+		if (ioctl(fd, FS_IOC_GETFLAGS, &flags))
+			bad("%s: flags: %s", at->fts_path, strerror(errno));
+		c.order = c.order && flags & FL_ITREE;
+		c.cookies = c.order && c.cookies;
+		c.what = at->fts_path;
+		m = model_new();
+		names += self(fd, c, m);
+		model_free(m);
+		close(fd);
+		dirs++;
+	}
+	fts_close(walk);
+	stat_num("directories", dirs);
+	stat_num("names", names);
+}
+
+int cmd_self(struct opts *o)
+{
+	struct model *m;
+	int fd;
+
+	if (o->below) {
+		self_below(o);
+		return 0;
+	}
+	m = model_new();
+	fd = open_dir(o->dir);
+	stat_num("names", self(fd, o->check, m));
 	model_save(m, o->out);
 	return 0;
 }

@@ -24,9 +24,10 @@ static const struct {
 	{ "hold", cmd_hold },	    { "stress", cmd_stress },
 	{ "space", cmd_space },	    { "durable", cmd_durable },
 	{ "collide", cmd_collide }, { "crypt", cmd_crypt },
+	{ "damaged", cmd_damaged },
 };
 
-enum { O_ORDER = 256, O_COOKIES, O_SEEK, O_NOKEY, O_SUBSET, O_MIXED };
+enum { O_ORDER = 256, O_COOKIES, O_SEEK, O_NOKEY, O_SUBSET, O_MIXED, O_BELOW };
 
 static const struct option longopts[] = {
 	{ "dir", required_argument, NULL, 'd' },
@@ -34,6 +35,7 @@ static const struct option longopts[] = {
 	{ "aux", required_argument, NULL, 'x' },
 	{ "out", required_argument, NULL, 'o' },
 	{ "mode", required_argument, NULL, 'M' },
+	{ "fsck", required_argument, NULL, 'F' },
 	{ "plan", required_argument, NULL, 'P' },
 	{ "names", required_argument, NULL, 's' },
 	{ "seed", required_argument, NULL, 'S' },
@@ -52,6 +54,7 @@ static const struct option longopts[] = {
 	{ "nokey", no_argument, NULL, O_NOKEY },
 	{ "subset", no_argument, NULL, O_SUBSET },
 	{ "mixed", no_argument, NULL, O_MIXED },
+	{ "below", no_argument, NULL, O_BELOW },
 	{}
 };
 
@@ -72,6 +75,9 @@ static void option(struct opts *o, int c)
 		break;
 	case 'M':
 		o->mode = optarg;
+		break;
+	case 'F':
+		o->fsck = optarg;
 		break;
 	case 'P':
 		o->plan = optarg;
@@ -126,6 +132,9 @@ static void option(struct opts *o, int c)
 		break;
 	case O_MIXED:
 		o->mixed = true;
+		break;
+	case O_BELOW:
+		o->below = true;
 		break;
 	default:
 		errno = EINVAL;

@@ -430,6 +430,8 @@ static void check_all(struct dirs *d, struct opts *o, u64 step)
 			c.order = false;
 			c.cookies = false;
 			c.api = chance(&d->rng, 50) ? API_32 : API_32OLD;
+			if (!has_compat())
+				c.api = API_64;
 			c.size = 2000;
 			check_list(d->fd[i], d->m[i], &c);
 		}

@@ -84,8 +84,11 @@ void model_save(struct model *m, const char *path);
 struct model *model_load(const char *path);
 size_t fresh_name(struct model *m, struct rng *r, enum style style, char *buf);
 
+#define FL_ITREE 0x08000000 /* of a directory's flags: it has a tree */
+
 /* Reading a directory. */
 enum api { API_64, API_32, API_32OLD };
+bool has_compat(void); /* may the two others be used? */
 
 struct item {
 	u64 ino;
@@ -158,6 +161,7 @@ struct opts {
 	const char *aux;
 	const char *out;
 	const char *mode;
+	const char *fsck;
 	const char *plan;
 	enum style style;
 	u64 seed;
@@ -169,6 +173,7 @@ struct opts {
 	u32 readers;
 	u32 writers;
 	bool mixed;
+	bool below; /* dir and all directories below it */
 	struct check check;
 };
 
@@ -192,5 +197,6 @@ int cmd_space(struct opts *o);
 int cmd_durable(struct opts *o);
 int cmd_collide(struct opts *o);
 int cmd_crypt(struct opts *o);
+int cmd_damaged(struct opts *o);
 
 #endif

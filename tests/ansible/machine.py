@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""A host in QEMU that Ansible reaches by ssh: firmware, GRUB, Debian's kernel, systemd, and a disk for data."""
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+import firmware
+import vm
+from conftest import run
+
+DATA = "/dev/vdb"
+CMDLINE = "root=/dev/vda rw console=ttyS0 net.ifnames=0 systemd.show_status=no kunit.enable=0 no_timer_check"
+
+
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+class Watch(threading.Thread):
+    """Asks a port of the machine again and again; when it answered, and when not."""
+
+    def __init__(self, port, banner):
+        super().__init__(daemon=True)
+        self.port, self.banner, self.seen, self.done = port, banner, [], threading.Event()
+        self.start()
+
+    def run(self):
+        while not self.done.wait(1):
+            try:
+                with socket.create_connection(("127.0.0.1", self.port), 10) as sock:
+                    sock.settimeout(20)
+                    good = sock.recv(100).startswith(self.banner)
+            except OSError:
+                good = False
+            self.seen.append((time.monotonic(), good))
+
+    def end(self):
+        """Times [(from, to)] in which it did not answer."""
+        self.done.set()
+        self.join(60)
+        away, began = [], None
+        for when, good in self.seen:
+            if not good and began is None:
+                began = when
+            elif good and began is not None:
+                away.append((began, when))
+                began = None
+        return away + ([(began, self.seen[-1][0])] if began is not None else [])
+
+
+class Machine:
+    """One host. Its disks are copies of an image's; ports are those of 127.0.0.1 that lead to its own.
+
+    kernel: started by QEMU itself instead of firmware, GRUB and the kernel that the host has chosen.
+    """
+
+    def __init__(self, image, top, data="2G", memory="1G", kernel=None):
+        self.top, self.memory, self.process, self.starts, self.kernel = top, memory, None, 0, kernel
+        top.mkdir(exist_ok=True)
+        self.key = image / "key"
+        for name in ("root.img", "esp.img"):
+            run("cp", "--sparse=always", "--reflink=auto", image / name, top / name)
+        run("truncate", "-s", data, top / "data.img")
+        firmware.variables(top / "vars.fd")
+        self.ports = {n: free_port() for n in (22, 25, 143)}
+
+    @property
+    def console(self):
+        return self.top / "console"
+
+    def start(self):
+        """Switch it on; reboots are the machine's own business."""
+        serial = ("-chardev", f"file,id=c0,append=on,path={self.console}")
+        # What the guest has been told is on its disk survives a kill of QEMU: the host's page cache has it.
+        argv = firmware.command(
+            vm.DEFAULT_KERNEL, self.memory, "chardev:c0", [self.top / f"{n}.img" for n in ("root", "data", "esp")],
+            None if self.kernel else self.top / "vars.fd", boot=2, forwards={v: k for k, v in self.ports.items()},
+            more=(*serial, *(("-kernel", self.kernel, "-append", CMDLINE) if self.kernel else ())),
+        )  # fmt: skip
+        self.console.touch()
+        log = open(self.top / "qemu.log", "ab")  # noqa: SIM115
+        self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        log.close()
+        self.starts += 1
+
+    def ssh(self, *command, ok=(0,), timeout=600):
+        """Run a command line in it; what it printed."""
+        argv = ["ssh", "-F", "none", "-i", self.key, "-p", self.ports[22], "-o", "StrictHostKeyChecking=no", "-o",
+                "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR", "-o", "BatchMode=yes", "-o",
+                "ConnectTimeout=20", "root@127.0.0.1", *command]  # fmt: skip
+        return run(*argv, ok=ok, timeout=timeout)[1]
+
+    def wait(self, limit=900):
+        """Until ssh lets us in."""
+        end = time.monotonic() + limit
+        while time.monotonic() < end:
+            if self.process.poll() is not None:
+                raise AssertionError(f"QEMU ended:\n{(self.top / 'qemu.log').read_text()}")
+            if "up and well" in self.ssh("echo up and well", ok=None, timeout=90):
+                return self
+            time.sleep(2)
+        raise AssertionError(f"no ssh within {limit} s; the console said:\n{self.said()}")
+
+    def said(self):
+        return self.console.read_text(errors="replace")[-6000:]
+
+    def power_cut(self):
+        """As if the plug were pulled."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.process = None
+
+    def stop(self):
+        """Switch it off as an admin does; by force if that takes too long."""
+        if self.process and self.process.poll() is None:
+            self.ssh("systemctl poweroff", ok=None, timeout=60)
+            try:
+                self.process.wait(300)
+            except subprocess.TimeoutExpired:
+                self.power_cut()
+                raise AssertionError(f"it did not power off; the console said:\n{self.said()}") from None
+        self.process = None
+
+    def close(self):
+        if self.process and self.process.poll() is None:
+            self.power_cut()
+
+    def variables(self):
+        """What Ansible needs to reach it."""
+        return {
+            "ansible_connection": "ssh",
+            "ansible_host": "127.0.0.1",
+            "ansible_port": self.ports[22],
+            "ansible_user": "root",
+            "ansible_ssh_private_key_file": str(self.key),
+            "ansible_python_interpreter": "/usr/bin/python3",
+            "ansible_ssh_common_args": "-F none -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null "
+                                       "-o LogLevel=ERROR -o ServerAliveInterval=30 -o ServerAliveCountMax=20",
+        }  # fmt: skip

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""The disk of a Debian 12 host: mail and NFS server, stock kernel, GRUB. Made once by mmdebstrap and kept in the cache.
+
+The kernel is Debian's own; the one that knows itrees comes by the roles under test. Packages that a host gets back
+from its distribution lie in /srv/debian: the machines reach no network but the ports forwarded to them.
+"""
+
+import hashlib
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+
+import sources
+import treebuild as tb
+
+RELEASE = "bookworm"
+UUID = "17ee17ee-0000-4000-8000-000000000001"
+PACKAGES = (
+    "systemd-sysv", "udev", "dbus", "openssh-server", "iproute2", "procps", "python3", "python3-apt", "rsync", "nano",
+    "linux-image-cloud-amd64", "initramfs-tools", "grub-common", "grub2-common", "grub-efi-amd64-bin",
+    "dovecot-imapd", "postfix", "nfs-kernel-server", "nfs-common", "e2fsprogs", "logsave",
+)  # fmt: skip
+STOCK = ("e2fsprogs", "libext2fs2", "libcom-err2", "libss2", "logsave")
+# What GRUB needs to find its configuration; the rest it loads from there.
+GRUB_MODULES = ("ext2", "search", "search_fs_uuid", "configfile", "normal", "linux", "loadenv", "test", "echo",
+                "reboot", "serial", "terminal", "sleep", "regexp", "all_video", "gzio")  # fmt: skip
+CUSTOMIZE = r"""
+set -eu
+cd "$1"
+echo itree-test >etc/hostname
+echo "127.0.0.1 localhost itree-test" >etc/hosts
+echo "UUID=@UUID@ / ext4 errors=remount-ro 0 1" >etc/fstab
+cat >etc/systemd/network/80-dhcp.network <<END
+[Match]
+Name=en* eth*
+[Network]
+DHCP=ipv4
+LinkLocalAddressing=no
+END
+chroot . systemctl -q enable systemd-networkd ssh
+# What a test waits for and does not need.
+chroot . systemctl -q mask apt-daily.timer apt-daily-upgrade.timer man-db.timer e2scrub_all.timer fstrim.timer \
+    systemd-networkd-wait-online.service e2scrub_reap.service grub-common.service
+# Emulated, on a busy host, services take minutes to start.
+mkdir -p etc/systemd/system.conf.d
+printf '[Manager]\nDefaultTimeoutStartSec=3600\n' >etc/systemd/system.conf.d/slow.conf
+install -d -m 700 root/.ssh
+install -m 600 @KEY@ root/.ssh/authorized_keys
+cat >etc/default/grub <<END
+GRUB_DEFAULT=0
+GRUB_TIMEOUT=0
+GRUB_DISTRIBUTOR=Debian
+GRUB_CMDLINE_LINUX_DEFAULT=""
+GRUB_CMDLINE_LINUX="console=ttyS0 net.ifnames=0 systemd.show_status=no"
+GRUB_DISABLE_OS_PROBER=true
+END
+mkdir -p boot/grub srv/debian boot/efi
+cp -r usr/lib/grub/x86_64-efi boot/grub/
+kernel=$(cd boot && ls vmlinuz-*)
+cat >boot/grub/grub.cfg <<END
+linux /boot/$kernel root=UUID=@UUID@ ro console=ttyS0 net.ifnames=0 systemd.show_status=no
+initrd /boot/initrd.img-${kernel#vmlinuz-}
+boot
+END
+cat >tmp/early.cfg <<END
+search --no-floppy --fs-uuid --set=root @UUID@
+set prefix=(\$root)/boot/grub
+configfile \$prefix/grub.cfg
+END
+chroot . grub-mkimage -O x86_64-efi -p /boot/grub -c /tmp/early.cfg -o /boot/efi/BOOTX64.EFI @MODULES@
+chroot . sh -c 'cd /srv/debian && apt-get -o APT::Sandbox::User=root download @STOCK@'
+"""
+
+
+def apt_sources():
+    """What mmdebstrap is to read: this machine's mirror, in the deb822 form."""
+    stanzas = sources.host_stanzas()
+    if not stanzas:
+        raise tb.BuildError("found no Debian archive with component main in the APT sources of this machine")
+    return "\n".join(
+        f"Types: deb\nURIs: {' '.join(uris)}\nSuites: {' '.join(suites)}\nComponents: main\n"
+        f"Signed-By: {signed.strip() or '/usr/share/keyrings/debian-archive-keyring.gpg'}\n"
+        for uris, suites, signed in stanzas
+    )
+
+
+def call(*argv, **kwargs):
+    """Run a step of the build; a BuildError with what it said if it fails."""
+    res = subprocess.run([str(a) for a in argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                         stderr=subprocess.STDOUT, text=True, check=False, **kwargs)  # fmt: skip
+    if res.returncode:
+        raise tb.BuildError(f"{argv[0]} ended with {res.returncode}:\n{res.stdout[-4000:]}")
+    return res.stdout
+
+
+def build(out):
+    """Make the disks in the directory out: root.img, esp.img and key (of root's ssh login)."""
+    root = out / "root"
+    call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "itree-test", "-f", out / "key")
+    words = {"UUID": UUID, "KEY": out / "key.pub", "MODULES": " ".join(GRUB_MODULES), "STOCK": " ".join(STOCK)}
+    script = CUSTOMIZE
+    for name, text in words.items():
+        script = script.replace(f"@{name}@", str(text))
+    (out / "customize").write_text("#!/bin/sh\n" + script)
+    (out / "customize").chmod(0o755)
+    (out / "apt.sources").write_text(apt_sources())
+    # Proxies and how to reach the mirror are the machine's business.
+    options = [f"--aptopt={path}" for path in sorted(pathlib.Path("/etc/apt/apt.conf.d").glob("*"))
+               if "Acquire::" in path.read_text(errors="replace")]  # fmt: skip
+    preseed = "postfix postfix/main_mailer_type select Local only\\npostfix postfix/mailname string itree-test"
+    try:
+        call("mmdebstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", "--format=directory", "--quiet",
+             *options, f"--essential-hook=printf '{preseed}\\n' | chroot \"$1\" debconf-set-selections",
+             f"--customize-hook={out / 'customize'}", RELEASE, root, out / "apt.sources", timeout=3600)  # fmt: skip
+        # From now on the host knows /srv/debian alone.
+        (root / "srv/debian/Packages").write_text(call("apt-ftparchive", "packages", ".", cwd=root / "srv/debian"))
+        shutil.rmtree(root / "etc/apt/sources.list.d")
+        (root / "etc/apt/sources.list.d").mkdir()
+        (root / "etc/apt/sources.list").write_text("deb [trusted=yes] file:/srv/debian ./\n")
+        shutil.rmtree(root / "var/lib/apt/lists", ignore_errors=True)
+        (root / "etc/machine-id").write_text("")
+        for name, size in (("root.img", 4 << 30), ("esp.img", 64 << 20)):
+            with open(out / name, "wb") as handle:
+                handle.truncate(size)
+        call("mkfs.vfat", out / "esp.img")
+        call("mmd", "-i", out / "esp.img", "::/EFI", "::/EFI/BOOT")
+        call("mcopy", "-i", out / "esp.img", root / "boot/efi/BOOTX64.EFI", "::/EFI/BOOT/BOOTX64.EFI")
+        call("mke2fs", "-q", "-F", "-t", "ext4", "-U", UUID, "-d", root, out / "root.img")
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def image():
+    """The directory with the disks, from the cache or built now (some minutes)."""
+    recipe = (RELEASE, UUID, PACKAGES, STOCK, GRUB_MODULES, CUSTOMIZE, apt_sources())
+    key = hashlib.sha256(repr(recipe).encode()).hexdigest()
+    top = tb.cache_dir() / "ansible-machine"
+    top.mkdir(parents=True, exist_ok=True)
+    made = top / key
+    with tb.locked("machine", top / ".lock"):
+        if not (made / "done").exists():
+            if os.geteuid():
+                raise tb.BuildError("making a root file system with owners takes root")
+            for old in top.iterdir():
+                if old.is_dir():
+                    shutil.rmtree(old)
+            with tempfile.TemporaryDirectory(prefix="tmp-", dir=top) as tmp:
+                out = pathlib.Path(tmp) / "image"
+                out.mkdir()
+                build(out)
+                (out / "done").touch()
+                out.rename(made)
+    return made
+
+
+if __name__ == "__main__":
+    print(image())

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""Boot loaders: menus as the distributions write them, with stand-ins for their tools. Real GRUB: test_machines.py."""
+
+import importlib.util
+import json
+import re
+import sys
+
+import pytest
+from conftest import REPO
+
+OLD, NEW = "6.1.0-37-cloud-amd64", "6.12.117-20261121-itree"
+UUID = "17ee17ee-0000-4000-8000-000000000001"
+
+
+def load():
+    spec = importlib.util.spec_from_file_location("itree_boot_utils", REPO / "ansible/plugins/module_utils/boot.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+boot = load()
+
+
+def entry(release, kind, ident, arguments=""):
+    return f"""
+menuentry 'Debian GNU/Linux, with Linux {release}{kind}' --class gnu-linux --class os $menuentry_id_option '{ident}' {{
+\tload_video
+\tinsmod gzio
+\tif [ x$grub_platform = xxen ]; then insmod xzio; insmod lzopio; fi
+\tsearch --no-floppy --fs-uuid --set=root {UUID}
+\tlinux\t/boot/vmlinuz-{release} root=UUID={UUID} ro {arguments}
+\tinitrd\t/boot/initrd.img-{release}
+}}"""
+
+
+def menu(*releases, default="0"):
+    """A grub.cfg as Debian's update-grub writes it: the newest kernel, then a submenu of all."""
+    inside = "".join(
+        entry(r, "", f"gnulinux-{r}-advanced-{UUID}", "quiet")
+        + entry(r, " (recovery mode)", f"gnulinux-{r}-recovery-{UUID}", "single")
+        for r in releases
+    )
+    return f"""
+if [ -s $prefix/grubenv ]; then
+  set have_grubenv=true
+  load_env
+fi
+if [ "${{next_entry}}" ] ; then
+   set default="${{next_entry}}"
+   set next_entry=
+   save_env next_entry
+   set boot_once=true
+else
+   set default="{default}"
+fi
+function savedefault {{
+  if [ -z "${{boot_once}}" ]; then
+    saved_entry="${{chosen}}"
+    save_env saved_entry
+  fi
+}}
+{entry(releases[0], "", f"gnulinux-simple-{UUID}", "quiet")}
+submenu 'Advanced options for Debian GNU/Linux' $menuentry_id_option 'gnulinux-advanced-{UUID}' {{
+{inside}
+}}
+if [ "$grub_platform" = "efi" ]; then
+\tfwsetup --is-supported
+\tmenuentry 'UEFI Firmware Settings' $menuentry_id_option 'uefi-firmware' {{
+\t\tfwsetup
+\t}}
+fi
+"""
+
+
+class Tools:
+    """Stand-ins for the programs of Debian's GRUB, that keep a grubenv and write a grub.cfg."""
+
+    def __init__(self, root, *releases):
+        self.root, self.releases, self.calls = root, releases, []
+        (root / "boot" / "grub").mkdir(parents=True)
+        (root / "etc" / "default").mkdir(parents=True)
+        self.env, self.probed = {}, {"fs": "ext2", "abstraction": ""}
+        (root / "boot" / "grub" / "grubenv").touch()
+        self.update()
+
+    def update(self):
+        pinned = (self.root / boot.Grub.pin).exists()
+        text = menu(*self.releases, default="${saved_entry}" if pinned else "0")
+        (self.root / "boot" / "grub" / "grub.cfg").write_text(text)
+
+    def __call__(self, argv):
+        self.calls.append(argv)
+        program, out = argv[0], ""
+        if program == "grub-editenv" and argv[2] == "list":
+            out = "".join(f"{k}={v}\n" for k, v in self.env.items())
+        elif program == "grub-editenv" and argv[2] == "unset":
+            self.env.pop(argv[3])
+        elif program == "grub-probe":
+            out = self.probed[argv[1].split("=")[1]] + "\n"
+        elif program in ("grub-reboot", "grub-set-default"):
+            self.env["next_entry" if program == "grub-reboot" else "saved_entry"] = argv[1]
+        elif program == "update-grub":
+            self.update()
+        else:
+            return 127, "", f"{program}: not found"
+        return 0, out, ""
+
+    def start(self):
+        """What GRUB boots now: it forgets the choice for one boot."""
+        once = self.env.pop("next_entry", None)
+        text = (self.root / "boot" / "grub" / "grub.cfg").read_text()
+        saved = 'set default="${saved_entry}"' in text
+        spec = once or (self.env.get("saved_entry", "0") if saved else "0")
+        names = spec.split(">")
+        # Independent of the code under test: the identifier holds the release, and 0 is the newest.
+        found = re.search(r"gnulinux-(.*)-advanced-" + UUID + "$", names[-1])
+        return found[1] if found else self.releases[0]
+
+
+@pytest.fixture
+def grub(tmp_path):
+    tools = Tools(tmp_path, NEW, OLD)
+    return boot.Grub(tools, str(tmp_path)), tools
+
+
+def test_grub_menu(grub):
+    found, _tools = grub
+    assert found.kernels() == [NEW, OLD]
+    assert found.id_of(OLD) == f"gnulinux-advanced-{UUID}>gnulinux-{OLD}-advanced-{UUID}"
+    assert found.default() == NEW and found.once() == ""
+    with pytest.raises(boot.BootError, match=f"no entry for the kernel 5.10; it has {NEW}, {OLD}"):
+        found.id_of("5.10")
+
+
+def test_grub_once_and_default(grub):
+    """The order of the role kernel: pin the old one, try the new one once, then make it the default."""
+    found, tools = grub
+    assert not found.default_is(OLD, 30)
+    found.set_default(OLD, 30)
+    assert found.default() == OLD and found.default_is(OLD, 30) and tools.start() == OLD
+    assert "panic=30" in (tools.root / boot.Grub.pin).read_text()
+    found.check_once()
+    found.set_once(NEW)
+    assert found.once() == NEW and found.default() == OLD
+    assert [tools.start(), tools.start()] == [NEW, OLD]
+    assert found.once() == ""
+    found.set_once(NEW)
+    found.clear_once()
+    assert tools.start() == OLD
+    found.set_default(NEW, 30)
+    assert tools.start() == NEW and found.default_is(NEW, 30)
+    # An update of the distribution's kernel does not move it.
+    tools.releases = ("6.13.0-1-cloud-amd64", NEW, OLD)
+    tools.update()
+    assert tools.start() == NEW == found.default()
+    assert found.forget(False) and found.default() == NEW
+    assert found.forget(True) and tools.start() == "6.13.0-1-cloud-amd64" == found.default()
+    assert not found.forget(True)
+
+
+@pytest.mark.parametrize(
+    ("target", "what"), (("abstraction", "lvm"), ("abstraction", "mdraid1x diskfilter"), ("fs", "btrfs"))
+)
+def test_grub_that_cannot_forget(grub, target, what):
+    found, tools = grub
+    tools.probed[target] = what
+    with pytest.raises(boot.BootError, match="would be tried for ever"):
+        found.check_once()
+
+
+def test_grub_of_another_kind(grub):
+    """A menu by hand, which does not look at next_entry."""
+    found, tools = grub
+    (tools.root / "boot/grub/grub.cfg").write_text(entry(NEW, "", "x"))
+    assert found.kernels() == [NEW]
+    with pytest.raises(boot.BootError, match="not written by update-grub"):
+        found.check_once()
+    (tools.root / "boot/grub/grub.cfg").write_text("")
+    with pytest.raises(boot.BootError, match="run update-grub"):
+        found.kernels()
+
+
+@pytest.mark.parametrize(
+    ("spec", "wanted"),
+    (("", NEW), ("0", NEW), ("1>2", OLD), ("1", NEW), (f"gnulinux-advanced-{UUID}>gnulinux-{OLD}-advanced-{UUID}", OLD),
+     (f"Advanced options for Debian GNU/Linux>Debian GNU/Linux, with Linux {OLD}", OLD), ("7", None), ("gone", None)),
+)  # fmt: skip
+def test_grub_specs(spec, wanted):
+    """A default by number, identifier or title, as GRUB reads it."""
+    found = boot.find_grub(boot.parse_grub(menu(NEW, OLD)), spec)
+    assert (found.kernel if found else None) == wanted
+
+
+GRUBBY = f"""index=0
+kernel="/boot/vmlinuz-6.14.0-63.fc42.x86_64"
+args="ro rhgb quiet"
+root="UUID={UUID}"
+id="0123-6.14.0-63.fc42.x86_64"
+index=1
+kernel="/boot/vmlinuz-6.12.117-1.itree.x86_64"
+args="ro rhgb quiet"
+root="UUID={UUID}"
+id="0123-6.12.117-1.itree.x86_64"
+index=2
+kernel="/boot/vmlinuz-0-rescue-0123"
+args="ro"
+id="0123-0-rescue"
+index=3
+non linux entry
+"""
+
+
+def test_grubby(tmp_path):
+    """Its listing as on Fedora; what it is asked to do."""
+    fedora, itree = "6.14.0-63.fc42.x86_64", "6.12.117-1.itree.x86_64"
+    calls, env = [], tmp_path / "boot/grub2/grubenv"
+    env.parent.mkdir(parents=True)
+    env.touch()
+    answers = {"--info=ALL": GRUBBY, "--default-kernel": f"/boot/vmlinuz-{fedora}\n"}
+    answers["list"] = f"next_entry=0123-{itree}\n"
+
+    def run(argv):
+        calls.append(argv)
+        return 0, answers.get(argv[-1], ""), ""
+
+    found = boot.Grubby(run, str(tmp_path))
+    assert found.kernels() == [fedora, itree] and found.default() == fedora and found.once() == itree
+    found.set_once(itree)
+    assert calls[-1] == ["grub2-reboot", f"0123-{itree}"]
+    found.add_arguments(itree, 30)
+    words = "--args=panic=30 rd.shell=0 rd.emergency=reboot"
+    assert calls[-1] == ["grubby", f"--update-kernel=/boot/vmlinuz-{itree}", words]
+    found.set_default(itree, 30)
+    assert calls[-1] == ["grubby", f"--set-default=/boot/vmlinuz-{itree}"]
+
+
+def test_systemd_boot(tmp_path):
+    entries = [
+        {"id": "1-6.1.conf", "version": "6.1.0", "linux": "/1/6.1.0/linux", "isDefault": True},
+        {"id": "1-6.12.conf", "version": "6.12.117-itree", "isDefault": False},
+        {"id": "auto-reboot-to-firmware-setup", "title": "Firmware"},
+    ]
+    variables = tmp_path / "sys/firmware/efi/efivars"
+    variables.mkdir(parents=True)
+
+    def run(argv):
+        if argv[1] == "list":
+            return 0, json.dumps(entries), ""
+        name = {"set-oneshot": "LoaderEntryOneShot", "set-default": "LoaderEntryDefault"}[argv[1]]
+        path = variables / boot.EFI_VARIABLE.format(name)
+        path.write_bytes(b"\x07\0\0\0" + (argv[2] + "\0").encode("utf-16-le"))
+        return 0, "", ""
+
+    found = boot.SystemdBoot(run, str(tmp_path))
+    assert found.kernels() == ["6.12.117-itree", "6.1.0"] and found.default() == "6.1.0" and found.once() == ""
+    found.set_once("6.12.117-itree")
+    assert found.once() == "6.12.117-itree"
+    assert not found.default_is("6.1.0", 0)
+    found.set_default("6.1.0", 0)
+    assert found.default_is("6.1.0", 0) and found.forget(False)
+
+
+def test_versions():
+    releases = ["6.9.1", "6.12.117-itree", "6.12.9", "6.12.117-itree", "5.14.0-503.el9"]
+    assert boot.newest_first(releases) == ["6.12.117-itree", "6.12.9", "6.9.1", "5.14.0-503.el9"]
+
+
+def test_no_loader(tmp_path):
+    with pytest.raises(boot.BootError, match="by hand"):
+        boot.loader("auto", lambda argv: (1, "", ""), lambda name: None, str(tmp_path))

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""The collection as a whole: lint, documentation, and what its parts say of each other."""
+
+import json
+import pathlib
+import re
+
+import pytest
+import yaml
+from conftest import REPO, VENV, run
+
+MODULES = ("itree_boot", "itree_directories_info", "itree_directory", "itree_feature", "itree_volume_info")
+ROLES = sorted(p.name for p in (REPO / "ansible" / "roles").iterdir())
+
+
+def load(path):
+    return yaml.safe_load(pathlib.Path(path).read_text()) if pathlib.Path(path).exists() else {}
+
+
+def test_lint(collection):
+    """ansible-lint, production profile, on what users get."""
+    assert (collection.root / ".ansible-lint").exists()
+    text = run(VENV / "ansible-lint", "--offline", "--nocolor", ".", env=collection.env, cwd=collection.root)[1]
+    told = re.search(r"Passed: 0 failure\(s\), 0 warning\(s\) in (\d+) files processed", text)
+    assert told and "Profile 'production' was required, and it passed" in text, text
+    # Not just the directory's name.
+    assert int(told[1]) > 50, text
+
+
+def test_archive(collection):
+    """The archive holds what a controller needs, and nothing else of the repository."""
+    names = run("tar", "-tzf", collection.archive)[1].split()
+    files = {"CHANGELOG.md", "FILES.json", "MANIFEST.json", "README.md", ".ansible-lint"}
+    assert {n.split("/")[0] for n in names} <= files | {"meta", "playbooks", "plugins", "roles"}, names
+    assert not [n for n in names if n.endswith((".pyc", ".orig", "~"))]
+
+
+def test_module_docs(collection):
+    text = run(VENV / "ansible-doc", "-t", "module", "--json", *(f"itree.storage.{m}" for m in MODULES),
+               env=collection.env)[1]  # fmt: skip
+    docs = json.loads(text[text.index("{") :])
+    assert sorted(docs) == sorted(f"itree.storage.{m}" for m in MODULES)
+    for name, parts in docs.items():
+        assert parts["doc"]["description"] and parts["examples"] and parts["return"], name
+        for example in yaml.safe_load(parts["examples"]):
+            used = [k for k in example if "." in k]
+            args = example[used[0]] if used[0] == name else {}
+            assert set(args) <= set(parts["doc"]["options"]), f"{name}: an example uses options that it does not have"
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_defaults_are_those_documented(role):
+    """argument_specs and defaults say the same, and `arguments` takes what `main` takes."""
+    top = REPO / "ansible" / "roles" / role
+    specs = load(top / "meta" / "argument_specs.yml")["argument_specs"]
+    options = specs["main"]["options"]
+    assert specs["arguments"]["options"] == options
+    documented = {name: o["default"] for name, o in options.items() if "default" in o}
+    assert load(top / "defaults" / "main.yml") == documented
+    for name, option in options.items():
+        assert name.startswith(f"itree_{role}_"), name
+        assert option["description"] and option["type"], name
+    assert (top / "README.md").exists()
+
+
+def test_readme_names_everything():
+    """No role, module or playbook that the README does not tell of."""
+    text = (REPO / "ansible" / "README.md").read_text()
+    books = [p.stem for p in (REPO / "ansible" / "playbooks").glob("*.yml") if p.stem != "roll_out"]
+    missing = [n for n in (*ROLES, *MODULES, *books) if f"`{n}`" not in text and f"**{n}**" not in text]
+    assert not missing

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""The role rollback on this host under overlays: packages, repository, what it refuses. The rest: test_machines.py."""
+
+import shutil
+
+import machine_packages
+import pytest
+import repositories
+from conftest import full, run
+from test_host_roles import APT_FILES
+
+OURS = "2~itree0.1"
+SHIM = """#!/bin/sh
+# The devices of this machine are not the test's business.
+echo "{}"
+"""
+
+
+@pytest.fixture
+def converted(collection, sandbox, tmp_path):
+    """A host that has a package in our version, from our repository; its distribution has another."""
+    if not shutil.which("apt-get"):
+        pytest.skip("no apt on this host")
+    sandbox.run("sh", "-c", "rm -rf /etc/apt/sources.list /etc/apt/sources.list.d/* /var/lib/apt/lists/*")
+    sandbox.put("/etc/apt/apt.conf.d/99test", 'APT::Sandbox::User "root";\n')
+    stock, _key = repositories.apt(tmp_path / "stock")
+    ours, key = repositories.apt(tmp_path / "ours", OURS)
+    sandbox.put("/etc/apt/sources.list.d/stock.list", f"deb [trusted=yes] file:{stock} ./\n")
+    collection.role("repo", before=sandbox.before, itree_repo_url=f"file://{ours}", itree_repo_key=str(key)).good()
+    sandbox.run("sh", "-c", f"apt-get -q update && apt-get -qy install {repositories.NAME}")
+    assert version(sandbox) == OURS
+    return sandbox
+
+
+def version(sandbox):
+    return sandbox.run("dpkg-query", "-W", "-f", "${Version}", repositories.NAME)
+
+
+def role(collection, sandbox, *options, **different):
+    variables = {"itree_rollback_volumes": [], "itree_rollback_kernel": False, **different}
+    return collection.role("rollback", *options, before=sandbox.before, **variables)
+
+
+def test_packages(collection, converted):
+    """The distribution's version is back and our repository gone."""
+    converted.put("/usr/bin/lsblk", SHIM.format("/dev/sda1 xfs"), 0o755)
+    done = role(collection, converted).good()
+    assert done.changed()["here"] > 0
+    assert version(converted) == "1"
+    assert not [p for p in converted.changes() if p in APT_FILES]
+
+
+@pytest.fixture
+def volume(image, tools):
+    """A volume with the feature, as a block device."""
+    made = image("-O", "^has_journal")
+    run(tools / "tune2fs", "-O", "itree", made.path)
+    device = run("losetup", "--find", "--show", made.path)[1].strip()
+    yield device
+    run("losetup", "--detach", device)
+
+
+@full
+def test_twice(collection, converted):
+    """The second time there is nothing to do."""
+    converted.put("/usr/bin/lsblk", SHIM.format("/dev/sda1 xfs"), 0o755)
+    role(collection, converted).good()
+    assert role(collection, converted).good().changed() == {"here": 0}
+
+
+@full
+def test_refused(collection, converted, volume):
+    """A volume that nobody named, packages that nobody has: nothing is changed."""
+    converted.put("/usr/bin/lsblk", SHIM.format(f"{volume} ext4"), 0o755)
+    before = converted.changes()
+    role(collection, converted).bad(f"{volume} has the itree feature", "Nothing was changed")
+    assert version(converted) == OURS and converted.changes() == before
+    converted.put("/usr/bin/lsblk", SHIM.format("/dev/sda1 xfs"), 0o755)
+    converted.run("sh", "-c", "rm /etc/apt/sources.list.d/stock.list && apt-get -q update")
+    before = converted.changes()
+    role(collection, converted).bad(f"no version but ours of {repositories.NAME}", "Nothing was changed")
+    assert version(converted) == OURS and converted.changes() == before
+
+
+@full
+def test_check_mode(collection, converted):
+    converted.put("/usr/bin/lsblk", SHIM.format("/dev/sda1 xfs"), 0o755)
+    before = converted.changes()
+    assert role(collection, converted, "--check").good().changed()["here"] > 0
+    assert version(converted) == OURS and converted.changes() == before
+
+
+@full
+def test_real_packages(collection, sandbox, tmp_path):
+    """Our e2fsprogs by the roles repo and packages, and Debian's back by rollback."""
+    if not shutil.which("apt-get"):
+        pytest.skip("no apt on this host")
+    names = ["e2fsprogs", "libext2fs2"]
+    stock = tmp_path / "stock"
+    stock.mkdir()
+    code, said = run("apt-get", "-o", "APT::Sandbox::User=root", "download", *names, cwd=stock, ok=None)
+    if code:
+        pytest.skip(f"no mirror of Debian offers e2fsprogs here: {said[-300:]}")
+    (stock / "Packages").write_text(run("apt-ftparchive", "packages", ".", cwd=stock)[1])
+    (tmp_path / "key").mkdir()
+    key = machine_packages.repository(machine_packages.e2fsprogs(tmp_path), tmp_path / "ours", tmp_path / "key")
+    sandbox.run("sh", "-c", "rm -rf /etc/apt/sources.list /etc/apt/sources.list.d/* /var/lib/apt/lists/*")
+    sandbox.put("/etc/apt/apt.conf.d/99test", 'APT::Sandbox::User "root";\n')
+    sandbox.put("/usr/bin/lsblk", SHIM.format("/dev/sda1 xfs"), 0o755)
+    sandbox.put("/etc/apt/sources.list.d/stock.list", f"deb [trusted=yes] file:{stock} ./\n")
+    # As the mirror has it, which may be newer than what this host has.
+    sandbox.run("sh", "-c", f"apt-get -q update && apt-get -qy install --allow-downgrades {' '.join(names)}")
+    query = ("dpkg-query", "-W", "-f", "${Package} ${Version} ${db:Status-Status}\n", *names)
+    before = sandbox.run(*query)
+    assert "itree" not in before
+    variables = {"itree_repo_url": f"file://{tmp_path}/ours", "itree_repo_key": str(key)}
+    collection.role("repo", before=sandbox.before, **variables).good()
+    collection.role("packages", before=sandbox.before).good()
+    assert collection.role("packages", before=sandbox.before).good().changed() == {"here": 0}
+    assert sandbox.run(*query).count("itree") == 2
+    assert "e4itree" in sandbox.run("e4itree", "--version")
+    role(collection, sandbox).good()
+    assert sandbox.run(*query) == before
+    assert sandbox.run("dpkg", "--audit") == "" and "e4itree" not in sandbox.run("dpkg", "-L", "e2fsprogs")
+    assert role(collection, sandbox).good().changed() == {"here": 0}

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""The image itself, booted by firmware, boot loader and UKI: provisioned, backing up, cut from its power."""
+
+import json
+import os
+import pathlib
+import random
+import time
+
+import pytest
+from conftest import REPO, run
+from machine import Booted
+
+IMAGE = REPO / "build" / "image" / "itree-backup.raw"
+CUTS = int(os.environ.get("ITREE_CUTS", "20"))
+HOSTS = {
+    "itree-backup.host.mx1": "[host]\nmethod = rsyncd\naddress = 127.0.0.1\npaths = mail\n",
+    "itree-backup.host.mx2": "[host]\naddress = 127.0.0.1\npaths = /var/mailhost\n",
+}
+# A client on the appliance's own loopback: a mail spool and a daemon that serves it.
+CLIENT = r"""
+mkdir -p /var/mailhost/cur && cd /var/mailhost/cur
+python3 - <<'EOF'
+import random
+chance = random.Random(1)
+for n in range(NUMBER):
+    with open(f"17{n:07}.M{n}.mx,S=1:2,S", "wb") as out:
+        out.write(chance.randbytes(chance.randrange(200, 6000)))
+EOF
+cat >/etc/rsyncd.conf <<'EOF'
+use chroot = no
+uid = 0
+gid = 0
+[mail]
+path = /var/mailhost
+EOF
+systemctl enable --now rsync >/dev/null 2>&1; sync
+"""
+
+pytestmark = [
+    pytest.mark.skipif(not os.environ.get("ITREE_FULL"), reason="builds and boots an image: set ITREE_FULL=1"),
+    pytest.mark.timeout(4 * 3600),
+]
+
+
+@pytest.fixture(scope="module")
+def booted(tmp_path_factory):
+    if os.geteuid():
+        pytest.skip("building the image wants the rights of root")
+    if not IMAGE.exists():
+        run(REPO / "image" / "build", timeout=7200)
+    made = Booted(tmp_path_factory.mktemp("image"), IMAGE, HOSTS)
+    try:
+        yield made.boot()
+    finally:
+        made.cut()
+
+
+def well(machine):
+    """Fail unless all units are up; the names of failed ones are told."""
+    state = machine("systemctl is-system-running --wait", ok=(0, 1)).strip()
+    failed = machine("systemctl --failed --no-legend --plain")
+    assert state == "running" and not failed, f"{state}\n{failed}\n" + machine("journalctl -b -p warning | tail -40")
+
+
+def facts(machine):
+    """What must be the same after every boot: volume, keys, identity."""
+    files = ("/etc/machine-id", "/var/lib/itree-backup/volume", "/etc/itree-backup/ssh/id.pub",
+             "/etc/ssh/ssh_host_ed25519_key.pub")  # fmt: skip
+    return machine(f"blkid -s UUID -o value /dev/disk/by-partlabel/itree-backup; cat {' '.join(files)}")
+
+
+def test_first_and_second_boot(booted):
+    well(booted)
+    header = booted("dumpe2fs -h /dev/disk/by-partlabel/itree-backup 2>/dev/null")
+    assert " itree" in next(t for t in header.splitlines() if t.startswith("Filesystem features:"))
+    options = booted("findmnt -no OPTIONS /srv/backup").strip().split(",")
+    assert {"noatime", "nodev", "nosuid", "noexec"} <= set(options)
+    assert booted("systemctl is-enabled backup@mx1.timer").strip() == "enabled"
+    assert "was formatted" in booted("journalctl -b -u itree-backup-volume -o cat")
+    # Nobody gets in with a password, and nobody has one.
+    assert "passwordauthentication no" in booted("sshd -T")
+    assert booted("awk -F: '$2 !~ /^[!*]/' /etc/shadow") == ""
+    exposed = booted("systemd-analyze security --no-pager | grep -E 'backup|itree'")
+    print(exposed)
+    assert "UNSAFE" not in exposed
+    first = facts(booted)
+    booted.off()
+    booted.boot()
+    well(booted)
+    assert facts(booted) == first
+
+
+def test_backup(booted):
+    """The unit, in its sandbox and slice, makes a good snapshot; no other host's directory is to be seen."""
+    booted(CLIENT.replace("NUMBER", "2000"))
+    booted("systemctl start backup@mx1")
+    report = json.loads(booted("itree-backup status --json"))
+    assert report["hosts"]["mx1"]["well"] and len(report["hosts"]["mx1"]["snapshots"]) == 1
+    booted("diff -r /var/mailhost /srv/backup/mx1/2*Z")
+    assert "2000 files right, 0 damaged, 0 of which nothing is known" in booted("itree-backup verify mx1")
+    assert booted("systemctl show -P Slice backup@mx1").strip() == "backup.slice"
+    assert "itree_backup_last_run_success" in booted("cat /var/lib/itree-backup/metrics/*.prom")
+    well(booted)
+
+
+def test_backup_over_ssh(booted):
+    """As the README tells the admin: the key it says for rrsync alone, the host key compared; and a restore."""
+    said = booted("journalctl -b -u itree-backup-setup -o cat")
+    line = next(t for t in said.splitlines() if t.startswith('restrict,command="rrsync -ro /" ssh-ed25519 '))
+    # A host whose key nobody compared is not talked to.
+    assert booted.ssh("systemctl start backup@mx2", ok=None)[0] != 0
+    assert "known_hosts" in booted("journalctl -b -u backup@mx2 -o cat")
+    booted("systemctl reset-failed; for f in /etc/ssh/ssh_host_*_key.pub; do echo \"127.0.0.1 $(cut -d' ' -f1,2 $f)\"; "
+           f"done >> /etc/itree-backup/ssh/known_hosts; echo '{line}' >> /root/.ssh/authorized_keys")  # fmt: skip
+    booted("systemctl start backup@mx2")
+    booted("diff -r /var/mailhost /srv/backup/mx2/2*Z/var/mailhost")
+    booted("mkdir /var/back && itree-backup restore mx2 latest /var/mailhost --to /var/back")
+    booted("diff -r /var/mailhost /var/back/var/mailhost && rm -r /var/back")
+    # The key opens nothing else.
+    assert booted.ssh("ssh -o BatchMode=yes -o UserKnownHostsFile=/etc/itree-backup/ssh/known_hosts "
+                      "-i /etc/itree-backup/ssh/id root@127.0.0.1 id", ok=None)[0] != 0  # fmt: skip
+    well(booted)
+
+
+def test_failure_is_told(booted):
+    booted("systemctl stop rsync")
+    assert booted.ssh("systemctl start backup@mx1", ok=None)[0] != 0
+    assert "told by nobody" in booted("journalctl -b -u backup-failure@mx1 -o cat")
+    booted("systemctl start rsync; systemctl reset-failed")
+
+
+def test_foreign_disk(booted, tmp_path):
+    """A second disk that is somebody's: the appliance boots, refuses it and says so; the disk is as it was."""
+    data = booted.machine.data
+    kept = data.rename(data.with_suffix(".kept"))
+    try:
+        booted.off()
+        with open(data, "wb") as handle:
+            handle.truncate(256 << 20)
+        run("mke2fs", "-q", "-F", "-t", "ext4", data)
+        before = run("sha256sum", data)[1]
+        booted.boot()
+        booted("systemctl is-system-running --wait", ok=(0, 1))
+        assert "is not there" in booted("journalctl -b -u itree-backup-volume -o cat")
+        assert booted.ssh("systemctl start backup@mx1", ok=None)[0] != 0
+        booted.off()
+        assert run("sha256sum", data)[1] == before
+    finally:
+        booted.cut()
+        kept.rename(data)
+    booted.boot()
+    well(booted)
+
+
+def test_power_cuts(booted):
+    """At random moments of a backup; each time the volume mounts, good snapshots are intact, the next run completes."""
+    chance = random.Random(2)
+    cut_in_run = 0
+    for turn in range(CUTS):
+        booted(f"cd /var/mailhost/cur && for n in $(seq 300); do head -c 4000 /dev/urandom > {turn}.$n; done; "
+               f"ls | head -{20 + turn} | xargs chmod 0640; sync")  # fmt: skip
+        booted("systemctl start --no-block backup@mx1")
+        time.sleep(chance.uniform(0.5, 12))
+        cut_in_run += "activating" in booted.ssh("systemctl is-active backup@mx1", ok=None, timeout=60)[1]
+        booted.cut()
+        booted.boot()
+        assert booted("findmnt -no SOURCE /srv/backup").startswith("/dev/")
+        assert booted("itree-backup verify mx1 --all").count(" 0 damaged, 0 of which nothing is known")
+        booted("systemctl start backup@mx1")
+        booted("diff -r /var/mailhost $(ls -d /srv/backup/mx1/2*Z | tail -1)")
+        assert booted("ls /srv/backup/mx1 | grep -c partial", ok=(1,)).strip() == "0"
+    assert cut_in_run >= CUTS // 4, f"only {cut_in_run} of {CUTS} cuts came while a backup ran"
+    booted("e4itree check --recursive /srv/backup")
+    booted.off()
+    # Offline too, with our e2fsck.
+    part = booted.top / "part.raw"
+    run("dd", f"if={booted.machine.data}", f"of={part}", "bs=1M", "skip=1", "conv=sparse", "status=none")
+    sbin = pathlib.Path(REPO / "build" / "e2fsprogs" / "root" / "sbin")
+    run(sbin / "e2fsck", "-fn", part)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""Power cuts in the midst of backups, on ext4 with itrees in the kernel under test.
+
+The machine resets itself at a random moment: what was not written out is gone.
+power.py is what happens between two cuts.
+"""
+
+import os
+import pathlib
+import random
+import sys
+
+import pytest
+from conftest import REPO, run
+
+sys.path.append(str(REPO / "tests" / "vm"))
+
+import uml  # noqa: E402
+import vm  # noqa: E402
+
+# ITREE_KERNEL=build/kernel-uml/linux: under KASAN and lockdep, and without emulation.
+KERNEL = pathlib.Path(os.environ.get("ITREE_KERNEL") or vm.DEFAULT_KERNEL).absolute()
+
+SBIN = REPO / "build" / "e2fsprogs" / "root" / "sbin"
+CUTS = int(os.environ.get("ITREE_CUTS", "20"))
+
+pytestmark = [
+    pytest.mark.skipif(not os.environ.get("ITREE_FULL"), reason="boots a machine 21 times: set ITREE_FULL=1"),
+    pytest.mark.timeout(4 * 3600),
+]
+
+
+def test_power_cuts(tmp_path):
+    disk, share = tmp_path / "disk.img", tmp_path / "share"
+    share.mkdir()
+    with open(disk, "wb") as handle:
+        handle.truncate(512 << 20)
+    run(SBIN / "mke2fs", "-q", "-F", "-t", "ext4", "-T", "backup", disk)
+    device = f"/dev/{uml.disk_name(0) if uml.is_uml(KERNEL) else 'vda'}"
+    chance, phases, lefts = random.Random(int(os.environ.get("ITREE_SEED", "1"))), [], []
+    for turn in range(CUTS + 1):
+        # After the run has begun, up to a bit more than it takes.
+        moment = round(chance.uniform(0, 1.1), 2) if turn < CUTS else -1
+        argv = ["/usr/bin/python3", "-B", pathlib.Path(__file__).parent / "power.py", share, turn, moment,
+                device]  # fmt: skip
+        res = vm.run(argv, kernel=KERNEL, disks=[disk], shares=[share], timeout=1800, cwd=str(share))
+        told = f"turn {turn}, cut at {moment} of a run\n{res.stdout}\n{res.explain()}"
+        assert not res.problems and not res.timed_out, told
+        # With a cut the machine ends before the command does.
+        assert res.exit_code == (0 if turn == CUTS else None), told
+        lefts.append((share / "left").read_text())
+        if turn < CUTS:
+            phase, seconds = (share / "phase").read_text().split("\n")
+            phases.append(phase)
+            print(f"turn {turn}: {lefts[-1]} interrupted runs found; cut after {seconds} s: {phase}", flush=True)
+    # Cuts that all came too early or too late would prove nothing.
+    assert sum(p != "ended" for p in phases) >= CUTS // 3, phases
+    code, said = run(SBIN / "e2fsck", "-fn", disk, ok=None)
+    assert code == 0, said

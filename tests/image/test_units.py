@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""The units: systemd understands them, they are locked in as far as they can be, and what they name exists."""
+
+import configparser
+import os
+import pathlib
+import re
+import shutil
+
+import pytest
+from conftest import APPLIANCE, COMMAND, run
+
+UNITS = APPLIANCE / "usr" / "lib" / "systemd" / "system"
+# What each may reach in systemd's own scale, 10 being wide open: a bound, so that nothing gets looser unnoticed.
+EXPOSURE = {
+    "backup@.service": 3.0,
+    "backup-prepare@.service": 2.0,
+    "backup-failure@.service": 3.2,
+    "backup-alarm.service": 3.2,
+    "backup-watch.service": 2.0,
+    "backup-verify.service": 2.0,
+    "itree-check.service": 3.2,
+    "itree-backup-volume.service": 5.6,
+    # It runs systemctl and writes /etc.
+    "itree-backup-setup.service": 8.6,
+}
+
+
+def services():
+    return sorted(p.name for p in UNITS.glob("*.service"))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A root with our files and systemd's units, for systemd-analyze."""
+    top = tmp_path_factory.mktemp("root")
+    shutil.copytree(APPLIANCE / "usr", top / "usr", symlinks=True)
+    (top / "etc").mkdir()
+    shutil.copy("/etc/os-release", top / "etc")
+    system = pathlib.Path("/lib/systemd/system")
+    for path in system.iterdir():
+        where = top / "usr" / "lib" / "systemd" / "system" / path.name
+        if path.is_file() and not where.exists():
+            shutil.copy(path, where)
+    return top
+
+
+def test_systemd_takes_them(root):
+    """systemd-analyze verify has nothing to say of ours; instances stand for templates."""
+    names = [p.name.replace("@.", "@mx1.") for p in sorted(UNITS.iterdir()) if p.is_file()]
+    code, said = run("systemd-analyze", f"--root={root}", "--man=no", "verify", *names, ok=None)
+    ours = tuple(p.name.split("@")[0].split(".")[0] for p in UNITS.iterdir())
+    # Programs of packages that the image has and this root has not.
+    expected = re.compile(r"is not executable: No such file")
+    told = [t for t in said.splitlines() if any(n in t for n in ours) and not expected.search(t)]
+    assert not told, "\n".join(told)
+
+
+@pytest.mark.parametrize("name", services())
+def test_security(root, name):
+    """systemd-analyze security, read from the files: below the bound of each."""
+    overall = run("systemd-analyze", f"--root={root}", "--offline=yes", "--no-pager", "security",
+                  name.replace("@.", "@mx1."), ok=None)[1]  # fmt: skip
+    match = re.search(r"Overall exposure level for \S+: ([\d.]+)", overall)
+    assert match, overall
+    assert float(match[1]) <= EXPOSURE[name], overall
+
+
+def section(path):
+    """A unit file as {section: {key: [values]}}."""
+    found, here = {}, None
+    for line in path.read_text().splitlines():
+        if line.startswith("["):
+            here = found.setdefault(line.strip("[]"), {})
+        elif "=" in line and not line.startswith("#"):
+            key, value = line.split("=", 1)
+            here.setdefault(key, []).append(value)
+    return found
+
+
+@pytest.mark.parametrize("name", services())
+def test_commands_exist(name):
+    """What a unit starts is there, with arguments that it takes."""
+    unit = section(UNITS / name)
+    for line in unit["Service"]["ExecStart"] + unit["Service"].get("ExecStartPre", []):
+        program, *args = line.lstrip("+-").split()
+        if program == "/usr/sbin/e4itree":
+            continue
+        path = APPLIANCE / program.lstrip("/")
+        assert os.access(path, os.X_OK), path
+        code, said = run(path, *[a.replace("%i", "mx1") for a in args], "--help", ok=None)
+        assert code == 0 and "usage:" in said
+    told = unit["Unit"].get("OnFailure", [])
+    assert all((UNITS / t.replace("%i", "")).exists() for t in told)
+    # Who fails is told of, but for those that tell.
+    if name not in ("backup-failure@.service", "backup-alarm.service") and not name.startswith("itree-backup-"):
+        assert told
+
+
+def test_nothing_backs_up_beside_the_volume():
+    """Whatever writes snapshots needs the mount; the mount needs the fsck and the look at the disk."""
+    for name in ("backup@.service", "backup-verify.service", "itree-check.service", "backup-watch.service"):
+        assert section(UNITS / name)["Unit"]["RequiresMountsFor"] == ["/srv/backup"]
+    unit = section(UNITS / "srv-backup.mount")
+    assert "itree-backup-volume.service" in unit["Unit"]["Requires"] + unit["Unit"]["After"]
+    fsck = [v for v in unit["Unit"]["Requires"] if v.startswith("systemd-fsck@")]
+    assert fsck and fsck[0] in unit["Unit"]["After"]
+    assert {"noatime", "nodev", "nosuid", "errors=remount-ro"} <= set(unit["Mount"]["Options"][0].split(","))
+
+
+def test_a_run_sees_the_volume():
+    """Its /srv is a tmpfs: what is bound into it must be there, and is made by a unit that sees the volume itself."""
+    unit = section(UNITS / "backup@.service")
+    assert unit["Service"]["BindPaths"] == ["/srv/backup/%i"]
+    assert unit["Service"]["BindReadOnlyPaths"] == ["/srv/backup/.itree-backup-volume"]
+    assert "ExecStartPre" not in unit["Service"]
+    assert unit["Unit"]["Requires"] == ["backup-prepare@%i.service"]
+    assert "backup-prepare@%i.service" in unit["Unit"]["After"][0].split()
+    assert "TemporaryFileSystem" not in section(UNITS / "backup-prepare@.service")["Service"]
+
+
+def test_timers():
+    for path in UNITS.glob("*.timer"):
+        for when in section(path)["Timer"]["OnCalendar"]:
+            run("systemd-analyze", "calendar", when)
+    preset = (UNITS.parent / "system-preset" / "80-itree-backup.preset").read_text()
+    for path in UNITS.iterdir():
+        if path.is_file() and "Install" in section(path) and "@" not in path.name:
+            assert f"enable {path.name}\n" in preset
+
+
+def test_setup(tmp_path):
+    """Credentials become configuration; a key is made once; what is wrong in them is told."""
+    conf, creds = tmp_path / "etc", tmp_path / "creds"
+    creds.mkdir()
+    settings = configparser.ConfigParser()
+    settings.read(APPLIANCE / "usr" / "lib" / "itree-backup" / "itree-backup.conf")
+    settings["volume"]["directory"] = str(tmp_path / "volume")
+    with open(creds / "itree-backup.conf", "w") as handle:
+        settings.write(handle)
+    (creds / "itree-backup.host.mx1").write_text("[host]\npaths = /srv/mail")
+    (creds / "itree-backup.known-hosts").write_text("mx1 ssh-ed25519 AAAA")
+    (creds / "something.else").write_text("x")
+    env = {**os.environ, "CREDENTIALS_DIRECTORY": str(creds)}
+    argv = (COMMAND, "--config", conf, "setup", "--no-timers")
+    said = run(*argv, env=env)[1]
+    assert "hosts: mx1" in said and "something.else: not one of ours" in said and "is not mounted" in said
+    key = (conf / "ssh" / "id").read_text()
+    assert (conf / "ssh" / "id").stat().st_mode & 0o777 == 0o600
+    assert (conf / "ssh" / "id.pub").read_text().strip() in said
+    # An admin's own file stays; the key does not change; a credential that is gone takes nothing with it.
+    (conf / "hosts.d" / "own.conf").write_text("[host]\npaths = /srv")
+    assert "hosts: mx1, own" in run(*argv)[1]
+    assert (conf / "ssh" / "id").read_text() == key
+    (creds / "itree-backup.host.bad").write_text("[host]\npath = /srv")
+    assert "has no 'path'" in run(*argv, env=env, ok=(2,))[1]
+    (creds / "itree-backup.host...").write_text("[host]\n")
+    assert "cannot be the name of a host" in run(*argv, env=env, ok=(2,))[1]

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""Boot an installed root the way a host boots: firmware, boot loader, boot entry, kernel, initramfs, root disk."""
+
+import pathlib
+import subprocess
+import sys
+
+import roots
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "vm"))
+
+import firmware  # noqa: E402
+
+LOADER = "/usr/lib/systemd/boot/efi/systemd-bootx64.efi"
+
+
+def image(path, size):
+    with open(path, "wb") as handle:
+        handle.truncate(size)
+    return path
+
+
+def disks_of(root, top):
+    """Make the disks of a BootRoot: its /boot as an EFI system partition with systemd-boot, its root, an empty one."""
+    esp = image(top / "esp.img", 512 << 20)
+    roots.call("mkfs.vfat", "-F", "32", esp)
+    roots.call("mcopy", "-s", "-i", esp, *sorted((root.path / "boot").iterdir()), "::/")
+    roots.call("mmd", "-i", esp, "::/EFI", "::/EFI/BOOT")
+    roots.call("mcopy", "-i", esp, LOADER, "::/EFI/BOOT/BOOTX64.EFI")
+    root.unmount()
+    disk = image(top / "root.img", 2 << 30)
+    # By this host's own mke2fs: what the packages bring is tried in the machine.
+    roots.call("mke2fs", "-q", "-F", "-t", "ext4", "-d", root.path, disk)
+    return [esp, disk, image(top / "data.img", 256 << 20)]
+
+
+def boot(disks, kernel, top, timeout=900):
+    """Run the machine until it powers itself off; what it said on its serial line."""
+    (top / "vars.fd").unlink(missing_ok=True)
+    store = firmware.variables(top / "vars.fd")
+    argv = firmware.command(kernel, "1G", f"file:{top}/console", disks, store, cache="unsafe")
+    (top / "console").touch()
+    try:
+        res = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout,
+                             check=False)  # fmt: skip
+        ended = f"qemu ended with {res.returncode}: {res.stderr}" if res.returncode else ""
+    except subprocess.TimeoutExpired:
+        ended = f"killed after {timeout} s"
+    said = (top / "console").read_text(errors="replace")
+    assert not ended, f"{ended}\n{said[-8000:]}"
+    return said

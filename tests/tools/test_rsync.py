@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""rsync that goes in disk order, alone and with an unpatched one at the other end."""
+
+import os
+import pathlib
+import random
+import re
+import shutil
+
+import pytest
+from conftest import built, contents, falls, first_extent, forget, in_memory, named_in_order, run
+
+SYSTEM = "/usr/bin/rsync"
+STATS = ("lstat", "stat", "newfstatat", "statx")
+
+
+@pytest.fixture(scope="module")
+def rsync():
+    return built("bin/rsync")
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory):
+    """A remote shell for rsync that stays here: drops the host's name."""
+    path = tmp_path_factory.mktemp("shell") / "rsh"
+    path.write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
+    path.chmod(0o755)
+    return path
+
+
+def trace(tmp_path, calls, *argv, strace=(), **kwargs):
+    out = tmp_path / "trace"
+    run("strace", "-f", "-qq", *strace, "-o", out, "-e", f"trace={','.join('?' + c for c in calls)}", *argv, **kwargs)
+    return out
+
+
+def test_list_in_inode_order(rsync, many, tmp_path):
+    """lstat() goes up through the inodes; off, and in the unpatched one, as the directory does."""
+    orders = {}
+    for name, env in (("on", {}), ("off", {"DISKORDER": "off"}), ("little", {"DISKORDER_MEMORY": "1"})):
+        out = trace(tmp_path, STATS, rsync, "-rn", f"{many}/", tmp_path / "nowhere", env=env)
+        orders[name] = named_in_order(out, STATS, many)
+        assert len(orders[name]) == 5000
+    numbers = {name: [os.stat(many / n).st_ino for n in names] for name, names in orders.items()}
+    assert falls(numbers["on"]) <= 2
+    assert falls(numbers["little"]) <= 2
+    assert falls(numbers["off"]) > 1000
+    assert orders["off"] == [e.name for e in os.scandir(many)]
+
+
+@pytest.mark.parametrize("extra", [(), ("--no-inc-recursive",), ("-c",), ("--delete", "-R")])
+def test_same_list(rsync, many, tree, tmp_path, extra):
+    """What is listed does not depend on the order in which it was looked at."""
+    argv = ["-ain", *extra, f"{tree}/", f"{many}/", tmp_path / "nowhere"]
+    ours = run(rsync, *argv)
+    assert ours == run(rsync, *argv, env={"DISKORDER": "off"})
+    assert len(ours.splitlines()) > 5000
+
+
+@pytest.mark.parametrize("ends", ["alone", "patched sends", "patched receives"])
+@pytest.mark.parametrize("extra", [(), ("--no-inc-recursive",), ("--protocol=29",), ("-z", "--checksum")])
+def test_transfers(rsync, shell, tree, ext4, ends, extra):
+    """Hard links, holes, attributes; then once more over what is there, some of it changed."""
+    out = ext4 / "copy"
+    here, there = (SYSTEM, rsync) if ends == "patched receives" else (rsync, SYSTEM)
+    argv = [here, "-aHSX", "--delete", *(["-e", shell, f"--rsync-path={there}"] * (ends != "alone")), *extra]
+    target = out if ends == "alone" else f"x:{out}"
+    if "--protocol=29" in extra:  # knows no X, and no fractions of a second
+        argv[1] = "-aHS"
+    forget(tree)
+    try:
+        run(*argv, f"{tree}/", f"{target}/")
+        got, want = contents(out), contents(tree)
+        if "--protocol=29" in extra:
+            for side in (got, want):
+                for what in side[0].values():
+                    what[3] //= 10**9
+                    what[:] = [w for w in what if not isinstance(w, dict)]
+        assert got == want
+        (out / "d" / "f9").write_text("changed")
+        (out / "d" / "more").write_text("not in the source")
+        (out / "d" / "f10").unlink()
+        (out / "d" / "f300").write_bytes(b"x" + (out / "d" / "f300").read_bytes()[1:])
+        run(*argv, f"{tree}/", f"{target}/")
+        assert contents(out)[0].keys() == want[0].keys()
+        assert (out / "d" / "f9").read_text() == (tree / "d" / "f9").read_text()
+        assert (out / "d" / "f300").read_bytes() == (tree / "d" / "f300").read_bytes()
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def some(ext4):
+    """1,200 files with attributes that do not fit a file list, data in no order of theirs."""
+    where = ext4 / "some"
+    where.mkdir()
+    rng = random.Random(7)
+    for _ in range(1200):
+        name = where / f"{rng.getrandbits(64):016x}.msg"
+        name.write_bytes(rng.randbytes(rng.randint(1, 9000)))
+        os.setxattr(name, "user.long", rng.randbytes(60))
+    os.sync()
+    return where
+
+
+def sent_ahead(out, folder):
+    """From a trace of openat and fadvise: the files read ahead, in order, and the most bytes and files ahead at a time.
+
+    A file is opened three times: to ask where it lies, to be read ahead, to be sent.
+    """
+    names, opened, waiting, most = [], {}, {}, (0, 0)
+    for line in pathlib.Path(out).read_text(errors="replace").splitlines():
+        found = re.search(rf"<{re.escape(str(folder))}/([^/>]*)>", line.split("AT_FDCWD<")[-1])
+        if not found:
+            continue
+        name = found[1]
+        if "openat(" in line:
+            opened[name] = opened.get(name, 0) + 1
+            if name in waiting and opened[name] == 3:
+                del waiting[name]
+        elif "WILLNEED" in line:
+            names.append(name)
+            waiting[name] = int(re.search(r", (\d+), POSIX_FADV_WILLNEED", line)[1])
+            most = max(most[0], sum(waiting.values())), max(most[1], len(waiting))
+    return names, *most
+
+
+AHEAD = [
+    (),
+    ("-z",),  # with --checksum the sender has read them all, and they are in memory
+    ("-I", "--no-whole-file"),
+    ("--append",),
+    ("-X",),
+    ("-X", "--protocol=30"),
+    ("--protocol=29",),
+]
+
+
+@pytest.mark.parametrize("extra", AHEAD, ids=" ".join)
+def test_reads_ahead_in_disk_order(rsync, shell, some, ext4, tmp_path, extra):
+    """Requests of every form are understood, whatever comes between them; the other end is unpatched."""
+    out = ext4 / "copy"
+    shutil.copytree(some, out)
+    for name in os.listdir(out):
+        os.truncate(out / name, os.stat(out / name).st_size // 2)
+        os.utime(out / name, (1, 1))
+        os.setxattr(out / name, "user.long", b"old")
+    argv = [rsync, "-a", *extra, "-e", shell, f"--rsync-path={SYSTEM}", f"{some}/", f"x:{out}/"]
+    forget(some)
+    try:
+        log = trace(tmp_path, ("openat", "fadvise64"), *argv, strace=("-y",))
+        names, _, _ = sent_ahead(log, some)
+        for name in os.listdir(some):
+            assert (out / name).read_bytes() == (some / name).read_bytes()
+            if "-X" in extra:
+                assert os.getxattr(out / name, "user.long") == os.getxattr(some / name, "user.long")
+    finally:
+        shutil.rmtree(out)
+    if "--protocol=29" in extra:
+        assert not names
+        return
+    assert len(set(names)) == len(names) > 1000
+    # As they are opened to be sent: below the source's own descriptor, no link followed.
+    opened = [t for t in log.read_text().splitlines() if "openat(" in t and f"<{some}/" in t.split("AT_FDCWD<")[-1]]
+    assert len(opened) > 3000 and all(f"<{some}>, " in t and "O_NOFOLLOW" in t and "AT_FDCWD" not in t for t in opened)
+    # Half of them in no order; the fewer requests wait, the shorter the runs.
+    assert falls([first_extent(some / n) for n in names]) < len(names) / 4
+
+
+def test_reads_nothing_ahead_that_is_in_memory(rsync, many, ext4, tmp_path):
+    """A few files are looked at and no more; nor are requests in the buffer, which only shows in the time."""
+    out = ext4 / "copy"
+    try:
+        with in_memory(many.iterdir()):
+            log = trace(tmp_path, ("openat", "fadvise64", "ioctl"), rsync, "-a", f"{many}/", f"{out}/", strace=("-y",))
+        text = log.read_text()
+        assert sent_ahead(log, many) == ([], 0, 0) and not text.count("FIEMAP")
+        opened = len(re.findall(rf"<{re.escape(str(many))}/[^/>]*>$", text, re.M))
+        assert 5000 < opened < 5000 + 16 * 8
+        assert contents(out) == contents(many)
+    finally:
+        shutil.rmtree(out)
+
+
+def test_reading_ahead_is_bounded(rsync, ext4, tmp_path):
+    """8 MiB at each look, the next when half is used: twice that at most, and a file."""
+    top, out = ext4 / "big", ext4 / "big copy"
+    top.mkdir()
+    try:
+        for number in range(100):
+            with open(top / f"f{number}", "wb") as handle:
+                os.posix_fallocate(handle.fileno(), 0, 600 << 10)
+        # Within the same second rsync leaves the target's time of a directory as it is.
+        os.utime(top, (1, 1))
+        forget(top)
+        log = trace(tmp_path, ("openat", "fadvise64"), rsync, "-aS", f"{top}/", f"{out}/", strace=("-y",))
+        names, size, _ = sent_ahead(log, top)
+        assert len(names) > 80 and 600 << 10 < size < 17 << 20
+        off = trace(tmp_path, ("openat", "fadvise64"), rsync, "-aS", f"{top}/", f"{out}2/", strace=("-y",),
+                    env={"DISKORDER": "off"})  # fmt: skip
+        assert sent_ahead(off, top) == ([], 0, 0)
+        assert contents(top) == contents(out) == contents(ext4 / "big copy2")
+    finally:
+        for path in (top, out, ext4 / "big copy2"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def test_odd_names(rsync, ext4):
+    """Bytes that are no text, quotes, line breaks, names as long as they may be."""
+    top, out = ext4 / "odd", ext4 / "odd copy"
+    top.mkdir()
+    names = [b"\xff\xfe", b"new\nline", b" ", b"-rf", b"a\\b", b'"', b"'", b"*", b"n" * 255, "\u4e16".encode() * 80]
+    for name in names:
+        with open(os.path.join(os.fsencode(top), name), "wb") as handle:
+            handle.write(name)
+    run(rsync, "-a", f"{top}/", f"{out}/")
+    got = {n: (out / os.fsdecode(n)).read_bytes() for n in os.listdir(os.fsencode(out))}
+    assert got == {n: n for n in names}
+
+
+def test_unreadable_directory(rsync, ext4):
+    """What cannot be read is told and nothing is deleted for it."""
+    top, out = ext4 / "part", ext4 / "part copy"
+    (top / "closed").mkdir(parents=True)
+    (top / "closed" / "in").write_text("x")
+    run(rsync, "-a", f"{top}/", f"{out}/")
+    os.chmod(top / "closed", 0)
+    argv = [rsync, "-r", "--delete", "part/", "part copy/"]
+    if not os.geteuid():  # without root's right to read everything
+        argv = ["setpriv", "--inh-caps=-all", "--bounding-set=-all", *argv]
+    res = run(*argv, ok=False, cwd=ext4)
+    assert res.returncode == 23 and "closed" in res.stderr
+    assert (out / "closed" / "in").read_text() == "x"
+
+
+def test_help_and_manual(rsync):
+    assert "DISKORDER=off" in run(rsync, "--help")
+    page = built("share/man/man1/rsync.1").read_text()
+    assert "DISKORDER" in page and "DISKORDER_MEMORY" in page

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""A machine that boots as a host does: UEFI firmware, what its disk has for a boot loader, and its own kernel.
+
+vm.py starts a kernel over this host's root; this is for installed systems: packages, hosts of Ansible, the appliance.
+"""
+
+import pathlib
+import shutil
+
+import vm
+
+FIRMWARE = pathlib.Path("/usr/share/OVMF")
+
+
+def variables(path):
+    """The firmware's memory, in which it keeps boot entries; as delivered unless it is there."""
+    if not pathlib.Path(path).exists():
+        shutil.copy(FIRMWARE / "OVMF_VARS_4M.fd", path)
+    return path
+
+
+def command(kernel, memory, serial, disks, store, boot=None, forwards=None, cache="writeback", more=()):
+    """QEMU's command line.
+
+    kernel: an image that is there, to find out with whether KVM works; it is not what boots.
+    memory: as QEMU writes it ("1G"); serial: what -serial wants; disks: raw images, /dev/vda first.
+    store: what variables() made; None leaves the firmware out, for who adds -kernel.
+    boot: number of the disk to boot from, where it is not the first one with a boot loader.
+    forwards: {port of 127.0.0.1: port of the machine}; nothing else leads in or out. None: no network.
+    cache: with "unsafe", a power cut is none.
+    """
+    kvm = vm.kvm_works(kernel)
+    # Emulated processors in threads of their own now and then miss the kernel patching its code under them.
+    accel, cpus = ("kvm", "2") if kvm else ("tcg,thread=single", "1")
+    argv = ["qemu-system-x86_64", "-machine", "q35", "-accel", accel, "-m", memory, "-smp", cpus, "-nodefaults",
+            "-display", "none", "-serial", serial, "-device", "virtio-rng-pci"]  # fmt: skip
+    argv += ["-cpu", "host"] if kvm else ["-cpu", "max", "-global", "virtio-blk-pci.ioeventfd=off"]
+    if store:
+        argv += ["-drive", f"if=pflash,format=raw,readonly=on,file={FIRMWARE}/OVMF_CODE_4M.fd",
+                 "-drive", f"if=pflash,format=raw,file={store}"]  # fmt: skip
+    if forwards is not None:
+        ports = "".join(f",hostfwd=tcp:127.0.0.1:{host}-:{guest}" for host, guest in forwards.items())
+        argv += ["-netdev", f"user,id=n0,restrict=on{ports}", "-device", "virtio-net-pci,netdev=n0"]
+    for number, path in enumerate(disks):
+        first = ",bootindex=1" if number == boot else ""
+        argv += ["-drive", f"if=none,id=d{number},format=raw,cache={cache},discard=unmap,file={path}",
+                 "-device", f"virtio-blk-pci,drive=d{number}{first}"]  # fmt: skip
+    return [*argv, *map(str, more)]
