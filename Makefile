@@ -9,9 +9,9 @@ TIMEOUT ?= 600
 # As it was typed: make leaves the $ in it alone.
 export ITREE_CMD := $(value CMD)
 
-.PHONY: help deps fetch kernel e2fsprogs vm demo test lint format clean distclean \
-	srpm rpm repo deb tools test-packages test-tools \
-	test-core test-sources test-bench test-e2fsprogs test-vm test-kernel fuzz-e2fsck
+.PHONY: help deps fetch kernel kernel-debug kernel-uml kernel-uml-fast kernel-series kernel-releases e2fsprogs vm demo test lint format clean distclean \
+	srpm rpm repo deb image image-run tools test-packages test-tools test-ansible test-image \
+	test-core test-sources test-bench test-e2fsprogs test-vm test-kernel test-debug test-kernel-debug fuzz-e2fsck
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -25,10 +25,25 @@ fetch: ## fetch every pristine source of sources.lock (ITREE_SOURCES=DIR: look t
 kernel: ## build the kernel under test into build/kernel/bzImage
 	@kernel/build
 
+kernel-debug: ## the same with KASAN, lockdep and fault injection into build/kernel-debug (an hour on two cores)
+	@kernel/build --config-extra kernel/config/debug.config --out build/kernel-debug
+
+kernel-uml: ## the same checks in a kernel that is a program of this host, into build/kernel-uml/linux
+	@kernel/build --uml --out build/kernel-uml
+
+kernel-uml-fast: ## such a program without the checks, with XFS and btrfs, into build/kernel-uml-fast/linux: bench/ with ITREE_KERNEL=
+	@kernel/build --uml --fast --out build/kernel-uml-fast
+
+kernel-series: ## cover letter and patches for the mailing list into build/kernel-series (CHECK=1: compile after each)
+	@kernel/series $(if $(CHECK),--check)
+
+kernel-releases: ## check that the patches apply to every 6.12.y the package mirror offers, and that fs/ext4 compiles
+	@kernel/releases
+
 e2fsprogs: ## build e2fsprogs into build/e2fsprogs/root
 	@e2fsprogs/build
 
-tools: ## build tar and the preload that go in disk order into build/coreutils-patches/root
+tools: ## build tar, rsync and the preload that go in disk order (ITREE_FULL=1: ls, cp, mv, too) into build/coreutils-patches/root
 	@coreutils-patches/build
 
 vm: $(PYTHON) ## run CMD='...' in that kernel (MEM=1G, DISK='a.img b.img', SHARE=dir, TIMEOUT=600)
@@ -48,6 +63,12 @@ repo: ## a signed repository of both in build/packages/repo (ITREE_SIGN_KEY=FILE
 deb: ## .debs for Debian 12 into build/packages/DEBS, and a signed APT repository of them in build/packages/apt
 	@packaging/deb/build repo
 
+image: $(PYTHON) ## the backup appliance: build/image/itree-backup.raw, by mkosi (root)
+	@image/build
+
+image-run: $(PYTHON) ## boot it in QEMU on this terminal (SSH_KEY=FILE.pub; ssh -p 2222 root@127.0.0.1)
+	@image/run $(addprefix --ssh-key ,$(SSH_KEY))
+
 demo: $(PYTHON) ## the main job: list and back up a huge directory, tree ignored and tree used
 	@bench/demo
 
@@ -66,20 +87,32 @@ test-bench: $(PYTHON) ## the measuring tools themselves
 test-e2fsprogs: $(PYTHON) ## mke2fs, e2fsck, debugfs and the library
 	@tests/run tests/e2fsprogs
 
-test-tools: $(PYTHON) ## tar, the preload and their library in disk order
+test-tools: $(PYTHON) ## tar, rsync, the preload and their library in disk order (ITREE_FULL=1: ls, cp, mv, too)
 	@tests/run tests/tools
 
 test-vm: $(PYTHON) ## the VM runner itself
 	@tests/run tests/vm
 
 test-kernel: $(PYTHON) ## the file system in the kernel, and KUnit
-	@tests/run tests/kernel
+	@tests/run tests/kernel $(if $(ITREE_FULL),,-m 'not debug')
+
+test-debug: $(PYTHON) ## damaged trees, failing disks and memory on the debug kernel: KASAN, UBSAN, lockdep, kmemleak
+	@tests/run tests/kernel -m debug --kernel-image build/kernel-uml/linux
+
+test-kernel-debug: $(PYTHON) kernel-uml ## all of test-kernel on it but the largest directories (an hour on one processor)
+	@tests/run tests/kernel -m 'not slow' --kernel-image build/kernel-uml/linux
 
 fuzz-e2fsck: ## libFuzzer on libext2fs over damaged trees for 10 minutes, then e2fsck on what it found
 	@tests/hostile/fuzz --seconds 600 && tests/hostile/fuzz --e2fsck
 
 test-packages: $(PYTHON) ## RPMs, .debs and repositories: built, installed, upgraded, swapped, refused
 	@tests/run tests/packages
+
+test-ansible: $(PYTHON) ## the collection: lint, modules, roles, roll-outs that stop
+	@tests/run tests/ansible
+
+test-image: $(PYTHON) ## the backup appliance: backups, what goes wrong, the data disk, units (ITREE_FULL=1: the image boots)
+	@tests/run tests/image
 
 lint: $(PYTHON) ## licence lines, shellcheck, ruff, clang-format, checkpatch, sparse, W=1
 	@tests/lint
