@@ -209,6 +209,42 @@ def flaky(g: Guest) -> None:
     mapped.remove()
 
 
+def fails(func, *args) -> bool:
+    try:
+        func(*args)
+    except OSError as err:
+        return err.errno in (errno.EIO, errno.EROFS)
+    return False
+
+
+def failed_commit(g: Guest) -> None:
+    """A commit that failed under one process's fsync: that of another, a moment later, does not call its change safe."""
+    mapped = Faulty(g)
+    g.mount(g.p["mount"])
+    for d in ("d", "other"):
+        os.mkdir(g.path(d))
+    pathlib.Path(g.path("d/old")).write_bytes(b"message\n")
+    d, other, file = (os.open(g.path(name), os.O_RDONLY) for name in ("d", "other", "d/old"))
+    for fd in (d, other, file):
+        os.fsync(fd)
+    mapped.load(f"0 {mapped.sectors} flakey {mapped.raw} 0 0 36000 1 error_writes")
+    # Nothing after these starts a handle, from which ext4 would learn that its journal is gone.
+    os.fchmod(file, 0o640)
+    os.rename(g.path("d/old"), g.path("d/new"))
+    g.want(fails(os.fsync, other), "the disk takes no writes and the fsync that forces the commit succeeds")
+    g.want(fails(os.fsync, d), "fsync of a directory whose last change was in the failed commit succeeds")
+    g.want(fails(os.fsync, file), "fsync of a file whose last change was in the failed commit succeeds")
+    for fd in (d, other, file):
+        os.close(fd)
+    mapped.load(mapped.sound())
+    g.umount()
+    repaired(g, KNOWN)
+    g.mount()
+    g.want(os.listdir(g.path("d")) == ["old"], f"not as it was before the disk failed: {os.listdir(g.path('d'))}")
+    g.umount()
+    mapped.remove()
+
+
 class Starved:
     """System calls of this thread in which one allocation in so many fails."""
 
@@ -309,6 +345,7 @@ for _id in ("remount-ro", "continue"):
         f"faults-flaky-{_id}", "faults", {"mount": f"errors={_id}"}, mkfs=("-b", "1024", "-J", "size=8"),
         size="96M", allow=LOG, cost=60, limit=2000,
     )(flaky)  # fmt: skip
+    case(f"faults-fsync-{_id}", "faults", {"mount": f"errors={_id}"}, size="64M", allow=LOG, cost=5)(failed_commit)
 # Whole pages are seldom asked for: most objects find room in those that are there.
 for _kind, _percent in (("failslab", 2), ("fail_page_alloc", 50)):
     case(

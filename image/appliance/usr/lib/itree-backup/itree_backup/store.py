@@ -66,8 +66,13 @@ class Flusher:
         self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
 
     def flush(self):
-        if _LIBC.syncfs(self.fd):
-            err = ctypes.get_errno()
+        err = ctypes.get_errno() if _LIBC.syncfs(self.fd) else 0
+        try:
+            # ext4 without its journal has nothing to write out and calls that success; fsync does not.
+            os.fsync(self.fd)
+        except OSError as failed:
+            err = err or failed.errno
+        if err:
             code = SPACE if err in (28, 122) else FAILED  # ENOSPC, EDQUOT
             raise BackupError(f"{self.path}: data could not be written to disk: {os.strerror(err)}. "
                               "See the kernel log (journalctl -k) before trusting this volume", code)  # fmt: skip
