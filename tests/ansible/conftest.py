@@ -17,7 +17,6 @@ SBIN = REPO / "build" / "e2fsprogs" / "root" / "sbin"
 sys.path[:0] = [str(REPO / "packaging" / "lib"), str(REPO / "packaging" / "sources"), str(REPO / "tests" / "vm"),
                 str(pathlib.Path(__file__).parent)]  # fmt: skip
 
-
 # A play costs seconds of processor time; continuous integration has two minutes for all of this.
 full = pytest.mark.skipif(not os.environ.get("ITREE_FULL"), reason="more plays of the same kind: set ITREE_FULL=1")
 
@@ -134,6 +133,21 @@ def tools():
     if not (SBIN / "e4itree").exists():
         pytest.fail(f"{SBIN}/e4itree is missing: run `make e2fsprogs`")
     return SBIN
+
+
+@pytest.fixture(scope="session")
+def repos(tmp_path_factory):
+    """The release of the kernel under test, and repositories from which a host can have it."""
+    # Here, since it wants run() from above, and sys.path.
+    import machine_packages
+    import vm
+
+    if os.geteuid():
+        pytest.skip("a host to install into takes root (mount)")
+    if not vm.DEFAULT_KERNEL.exists():
+        pytest.fail(f"{vm.DEFAULT_KERNEL} is missing: run `make kernel`")
+    release = (REPO / "build" / "kernel" / "release").read_text().strip()
+    return release, machine_packages.make(tmp_path_factory.mktemp("repos"), vm.DEFAULT_KERNEL, release)
 
 
 class Image:

@@ -4,27 +4,15 @@
 With ITREE_FULL=1, since the root takes minutes to make. Whole machines that start: test_machines.py.
 """
 
-import os
 
 import chroothost
 import machine_packages
 import pytest
-import vm
-from conftest import REPO, full
+from conftest import full
 
 pytestmark = full
 BROKEN = machine_packages.BROKEN
 GUARD = "/etc/systemd/system/itree-kernel-guard.service"
-
-
-@pytest.fixture(scope="module")
-def repos(tmp_path_factory):
-    if os.geteuid():
-        pytest.skip("mounting takes root")
-    if not vm.DEFAULT_KERNEL.exists():
-        pytest.fail(f"{vm.DEFAULT_KERNEL} is missing: run `make kernel`")
-    release = (REPO / "build" / "kernel" / "release").read_text().strip()
-    return release, machine_packages.make(tmp_path_factory.mktemp("repos"), vm.DEFAULT_KERNEL, release)
 
 
 @pytest.fixture

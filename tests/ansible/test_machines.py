@@ -86,14 +86,6 @@ print(found)
 """
 
 
-@pytest.fixture(scope="session")
-def repos(tmp_path_factory, tools):
-    if not vm.DEFAULT_KERNEL.exists():
-        pytest.fail(f"{vm.DEFAULT_KERNEL} is missing: run `make kernel`")
-    release = (REPO / "build" / "kernel" / "release").read_text().strip()
-    return release, machine_packages.make(tmp_path_factory.mktemp("repos"), vm.DEFAULT_KERNEL, release)
-
-
 @pytest.fixture
 def host(tmp_path):
     """Makes one machine; it is switched off at the end, come what may."""
