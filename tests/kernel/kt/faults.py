@@ -218,7 +218,7 @@ def fails(func, *args) -> bool:
 
 
 def failed_commit(g: Guest) -> None:
-    """A commit that failed under one process's fsync: that of another, a moment later, does not call its change safe."""
+    """A commit that failed under one fsync: another, a moment later, does not call its change safe."""
     mapped = Faulty(g)
     g.mount(g.p["mount"])
     for d in ("d", "other"):
