@@ -285,6 +285,17 @@ def _kill_group(proc):
     proc.wait()
 
 
+def _wait(proc: subprocess.Popen, timeout: float) -> bool:
+    """Wait for a machine to end; nothing of it is left. True if it was ended because the time was up."""
+    try:
+        proc.wait(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        return True
+    finally:
+        _kill_group(proc)
+    return False
+
+
 def _result(run_dir, log, text, stdout, stderr, *, allow, timed_out, start, timeout) -> Result:
     kunit = kunit_results(text)
     problems = find_problems(text, allow)
@@ -327,19 +338,13 @@ def _run_uml(
     init.write_text(uml.init_script(command, run_dir, overlays=overlays, shares=shares, env=env, cwd=cwd))
     init.chmod(0o755)
     argv = uml.command_line(kernel, init, run_dir, memory=memory, disks=disks, append=append)
-    timed_out = False
     # Its memory is a file in TMPDIR.
     with open(log, "wb") as out, tempfile.TemporaryDirectory(prefix="itree-uml-", dir="/dev/shm") as tmp:
         proc = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, cwd=run_dir, start_new_session=True,
             env={**os.environ, "TMPDIR": tmp},
         )  # fmt: skip
-        try:
-            proc.wait(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            timed_out = True
-        finally:
-            _kill_group(proc)
+        timed_out = _wait(proc, timeout)
     text = log.read_text(errors="replace")
     stdout, stderr = (
         path.read_text(errors="replace") if path.exists() else "" for path in (run_dir / "stdout", run_dir / "stderr")
@@ -477,7 +482,6 @@ def run(
     )
     os.close(err_w)
     out, err, klog = [], [], []
-    timed_out = False
     with open(log, "wb") as logfile, os.fdopen(err_r, "rb") as err_pipe:
         jobs = [
             threading.Thread(target=_pump, args=args, daemon=True)
@@ -490,11 +494,8 @@ def run(
         for job in jobs:
             job.start()
         try:
-            proc.wait(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            timed_out = True
+            timed_out = _wait(proc, timeout)
         finally:
-            _kill_group(proc)
             for job in jobs:
                 job.join(10)
     shutil.rmtree(tmp, ignore_errors=True)
