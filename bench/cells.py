@@ -40,7 +40,7 @@ FILLS = ("clean", "aged")
 LOOKUPS = 10_000
 TOOLS = lab.BUILD / "coreutils-patches" / "root"
 # what our programs in a command are made of; fill.c is part of the volume's key
-SOURCES = {"walk": ("walk.c",), "lookup": ("lookup.c",), "insn.sh": ("insn.sh", "insn.c", "walk.c")}
+SOURCES = {"walk": ("walk.c",), "lookup": ("lookup.c", "random.h"), "insn.sh": ("insn.sh", "insn.c", "walk.c")}
 ONLY = {"ext4+sort": ("lstat", "ls", "tar", "copy"), "itree+tools": ("ls", "tar", "copy")}
 
 

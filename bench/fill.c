@@ -24,6 +24,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "random.h"
+
 #define DEFAULT_NAME_LEN 20
 #define HASH_DIGITS 16
 #define HASH_MULTIPLIER 0x9E3779B97F4A7C15ull
@@ -78,18 +80,6 @@ static uint64_t parse_number(const char *text, const char *what, uint64_t min,
 		exit(2);
 	}
 	return value;
-}
-
-/* xorshift64*: the same sequence on every machine */
-static uint64_t next_random(uint64_t *state)
-{
-	uint64_t x = *state;
-
-	x ^= x >> 12;
-	x ^= x << 25;
-	x ^= x >> 27;
-	*state = x;
-	return x * 0x2545F4914F6CDD1Dull;
 }
 
 static double next_unit(uint64_t *state)

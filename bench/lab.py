@@ -40,7 +40,7 @@ DISK_BYTES = model.CAPACITY
 FILL_MEMORY = "1G"
 MEASURE_MEMORY = "192M"
 # sources whose change makes a filled image another one
-FILL_SOURCES = ("fill.c",)
+FILL_SOURCES = ("fill.c", "random.h")
 PROGRAMS = ("fill", "walk", "lookup", "insn")
 
 
@@ -118,9 +118,10 @@ def compile_tools() -> Path:
     """Build fill, walk and their like; gives the directory they are in."""
     out = BUILD / "bench"
     out.mkdir(parents=True, exist_ok=True)
+    headers = max(path.stat().st_mtime for path in BENCH.glob("*.h"))
     for name in PROGRAMS:
         source, target = BENCH / f"{name}.c", out / name
-        if not target.exists() or target.stat().st_mtime < source.stat().st_mtime:
+        if not target.exists() or target.stat().st_mtime < max(source.stat().st_mtime, headers):
             part = out / f"{name}.{os.getpid()}"
             run(["cc", "-O2", "-Wall", "-Wextra", "-o", part, source], 120)
             part.rename(target)

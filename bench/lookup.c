@@ -20,6 +20,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "random.h"
+
 /* no name that fill or a mail server makes ends like this */
 #define MISSING ".no"
 
@@ -51,18 +53,6 @@ static uint64_t parse_number(const char *text)
 		exit(2);
 	}
 	return value;
-}
-
-/* xorshift64*: the same sequence on every machine */
-static uint64_t next_random(uint64_t *state)
-{
-	uint64_t x = *state;
-
-	x ^= x >> 12;
-	x ^= x << 25;
-	x ^= x >> 27;
-	*state = x;
-	return x * 0x2545F4914F6CDD1Dull;
 }
 
 /* All of the file, ended by a zero; the caller frees it. */
