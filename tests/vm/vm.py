@@ -13,6 +13,7 @@ own exit code, a verdict on the log, a time limit, disks with known serials.
 The command line is tests/vm/run; tests/README.md describes both.
 """
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -92,7 +93,6 @@ class Result:
     timed_out: bool
     seconds: float
     kunit: list[KUnitCase]
-    timeout: float = 0
 
     @property
     def code(self) -> int:
@@ -117,7 +117,7 @@ class Result:
         out = []
         if self.timed_out:
             out.append(
-                f"vm: no end after {self.timeout:g} s; the machine was killed. "
+                f"vm: no end after {self.seconds:.0f} s; the machine was killed. "
                 f"Last lines of the kernel log ({self.log}):"
             )
             out += ["    " + line for line in self.log_text().splitlines()[-8:]]
@@ -285,18 +285,25 @@ def _kill_group(proc):
     proc.wait()
 
 
-def _wait(proc: subprocess.Popen, timeout: float) -> bool:
-    """Wait for a machine to end; nothing of it is left. True if it was ended because the time was up."""
+def _wait(proc: subprocess.Popen, timeout: float, overdue, said) -> bool:
+    """Wait for a machine to end; nothing of it is left. True if it was ended because the time was up.
+
+    overdue, if any, is asked every two seconds about what said() gives: the command's output so far.
+    """
+    end = time.monotonic() + timeout
     try:
-        proc.wait(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        return True
+        while time.monotonic() < end:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                proc.wait(timeout=max(0.0, min(2.0, end - time.monotonic())))
+                return False
+            if overdue and overdue(said()):
+                return True
     finally:
         _kill_group(proc)
-    return False
+    return True
 
 
-def _result(run_dir, log, text, stdout, stderr, *, allow, timed_out, start, timeout) -> Result:
+def _result(run_dir, log, text, stdout, stderr, *, allow, timed_out, start) -> Result:
     kunit = kunit_results(text)
     problems = find_problems(text, allow)
     for case in kunit:
@@ -316,7 +323,6 @@ def _result(run_dir, log, text, stdout, stderr, *, allow, timed_out, start, time
         timed_out=timed_out,
         seconds=time.monotonic() - start,
         kunit=kunit,
-        timeout=timeout,
     )
 
 
@@ -330,9 +336,14 @@ def _checked(paths, there, problem) -> list[pathlib.Path]:
 
 
 def _run_uml(
-    command, kernel, run_dir, log, *, memory, disks, shares, overlays, timeout, allow, append, cwd, env, stream
+    command, kernel, run_dir, log, *, memory, disks, shares, overlays, timeout, overdue, allow, append, cwd, env, stream
 ) -> Result:  # fmt: skip
     """run() for a kernel that is a program of this host; what the command prints comes when it has ended."""
+
+    def said(name: str) -> str:
+        path = run_dir / name
+        return path.read_text(errors="replace") if path.exists() else ""
+
     start = time.monotonic()
     init = run_dir / "init"
     init.write_text(uml.init_script(command, run_dir, overlays=overlays, shares=shares, env=env, cwd=cwd))
@@ -344,15 +355,13 @@ def _run_uml(
             argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, cwd=run_dir, start_new_session=True,
             env={**os.environ, "TMPDIR": tmp},
         )  # fmt: skip
-        timed_out = _wait(proc, timeout)
+        timed_out = _wait(proc, timeout, overdue, lambda: said("stdout"))
     text = log.read_text(errors="replace")
-    stdout, stderr = (
-        path.read_text(errors="replace") if path.exists() else "" for path in (run_dir / "stdout", run_dir / "stderr")
-    )
+    stdout, stderr = said("stdout"), said("stderr")
     if stream:
         sys.stdout.write(stdout)
         sys.stderr.write(stderr)
-    return _result(run_dir, log, text, stdout, stderr, allow=allow, timed_out=timed_out, start=start, timeout=timeout)
+    return _result(run_dir, log, text, stdout, stderr, allow=allow, timed_out=timed_out, start=start)
 
 
 def run(
@@ -364,6 +373,7 @@ def run(
     disks=(),
     shares=(),
     timeout=600.0,
+    overdue=None,
     log=None,
     allow=(),
     append=(),
@@ -381,6 +391,7 @@ def run(
                 /dev/disk/by-id/virtio-disk0, virtio-disk1 ...
     shares      directories the guest may write to; they keep their path
     allow       regular expressions for log lines that are expected
+    overdue     called every two seconds with what the command has printed so far; True ends the machine
     append      more kernel parameters
     disk_cache  QEMU's cache mode; "unsafe" does not wait for the host's disk
     stream      copy the command's output to ours while it runs
@@ -419,7 +430,7 @@ def run(
     if is_uml:
         return _run_uml(
             command, kernel, run_dir, log, memory=memory, disks=disks, shares=shares, overlays=overlays,
-            timeout=timeout, allow=allow, append=append, cwd=cwd, env=guest_env, stream=stream,
+            timeout=timeout, overdue=overdue, allow=allow, append=append, cwd=cwd, env=guest_env, stream=stream,
         )  # fmt: skip
     script.write_text(_guest_script(command, guest_env))
 
@@ -494,7 +505,7 @@ def run(
         for job in jobs:
             job.start()
         try:
-            timed_out = _wait(proc, timeout)
+            timed_out = _wait(proc, timeout, overdue, lambda: b"".join(out).decode(errors="replace"))
         finally:
             for job in jobs:
                 job.join(10)
@@ -502,5 +513,5 @@ def run(
 
     return _result(
         run_dir, log, b"".join(klog).decode(errors="replace"), b"".join(out).decode(errors="replace"),
-        b"".join(err).decode(errors="replace"), allow=allow, timed_out=timed_out, start=start, timeout=timeout,
+        b"".join(err).decode(errors="replace"), allow=allow, timed_out=timed_out, start=start,
     )  # fmt: skip

@@ -38,6 +38,7 @@ HELPER = BUILD / "itree-t"
 SBIN = REPO / "build" / "e2fsprogs" / "root" / "sbin"
 BATCH_CASES = 12
 BATCH_COST = 150
+START_LIMIT = 180  # seconds from the start of a machine to its first case
 
 
 @dataclasses.dataclass
@@ -71,6 +72,32 @@ def tool(name: str) -> str:
 def digest(path: pathlib.Path) -> str:
     with open(path, "rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+class Patience:
+    """Ends a machine whose case takes longer than it may; the others have their time all the same.
+
+    Called with what the machine has printed so far (see vm.run).
+    """
+
+    def __init__(self, cases: list[registry.Case], factor: float):
+        self.limits = {c.id: c.longest(FULL) * factor for c in cases}
+        self.seen, self.since, self.limit = 0, time.monotonic(), START_LIMIT * factor
+
+    def __call__(self, text: str) -> bool:
+        said = [found for line in text.splitlines() if (found := _said(line)) and found.keys() & {"begin", "end"}]
+        if len(said) > self.seen:
+            self.seen, self.since = len(said), time.monotonic()
+            self.limit = self.limits.get(said[-1].get("begin"), self.limit)
+        return time.monotonic() - self.since > self.limit
+
+
+def _said(line: str) -> dict:
+    """What kt/guest.py prints: a line of JSON where a case begins and ends. {} for any other line."""
+    with contextlib.suppress(ValueError):
+        found = json.loads(line) if line.startswith("{") else {}
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 class Runner:
@@ -289,6 +316,7 @@ class Runner:
             "full": FULL,
         }
         (at / "job.json").write_text(json.dumps(job))
+        factor = registry.PATIENCE if vm.uml.is_uml(self.kernel) else 1
         res = vm.run(
             ["/usr/bin/env", "python3", str(HERE / "kt" / "guest.py"), str(at / "job.json")],
             kernel=self.kernel,
@@ -296,7 +324,8 @@ class Runner:
             cpus=max(c.cpus for c in ready),
             disks=images,
             shares=[at],
-            timeout=120 + sum(c.limit for c in ready) * (registry.PATIENCE if vm.uml.is_uml(self.kernel) else 1),
+            timeout=factor * (START_LIMIT + sum(c.longest(FULL) for c in ready)),
+            overdue=Patience(ready, factor),
             allow=[".*"],
             append=self.append,
             log=at / f"kernel-{ready[0].id}.log",
@@ -304,12 +333,7 @@ class Runner:
         )
         ends, begun = {}, None
         for line in res.stdout.splitlines():
-            if not line.startswith("{"):
-                continue
-            try:
-                found = json.loads(line)
-            except ValueError:
-                continue
+            found = _said(line)
             if "begin" in found:
                 begun = found["begin"]
             elif "end" in found:
