@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import importlib
 import pathlib
 from collections.abc import Callable
@@ -52,6 +53,10 @@ class Case:
         """The seeds of this run."""
         return self.seeds if full or not self.few else self.seeds[: self.few]
 
+    def longest(self, full: bool) -> int:
+        """Seconds after which it hangs."""
+        return self.limit if full else min(self.limit, MOST)
+
     def results(self) -> list[str]:
         return [f"{self.id}[{p}]" if p else self.id for p in self.parts]
 
@@ -66,6 +71,26 @@ COMPAT = "a kernel that is a program of this host runs none of 32 bits"
 UDEV = "a kernel that is a program of this host is started without udev"
 # For Case.full
 MILLION = "a directory of 1,000,000 names takes minutes to fill"
+VARIANT = "one more variant of its group"
+# What `make test` runs of a group with many variants, on two emulated processors within minutes: each feature of the
+# file system and each kind of work once. The others have VARIANT as their reason.
+BY_DEFAULT = {
+    "matrix": "matrix-1-* matrix-10-* matrix-1000-* matrix-3000-* matrix-5000-* matrix-500-* matrix-20000-1k-bare "
+    "matrix-20000-4k-csum-journal matrix-27000-* hash-*-signed links-1000-among-* collisions-1024",
+    "big": "matrix-300k-4k-clean",
+    "ops": "ops-4k ops-1k-bare ops-4k-nojournal ops-1k-casefold ops-1k-crypt-casefold ops-4k-inline ops-1k-fastcommit "
+    "ops-4k-small-dirs",
+    "scans": "over-1k-1000 over-many-1k over-small-* loop-*-3000 rm-loop-1k seek-1k seek-small reader32-* stress-4k "
+    "tiny-* rewind-* morph-1k hold-* collide-over",
+    "space": "enospc-1k enospc-1k-names enospc-4k edquot-1k enospc-build-1024",
+    "crash": "crash-fastcommit-1k crash-journal-4k-logflush crash-orphan-file-1k",
+    "roundtrip": "roundtrip-kernel-first-1k roundtrip-tools-first-4k",
+    "online": "online-build-4k online-build-1k-small online-build-fastcommit online-build-crypt-casefold "
+    "online-busy-1k online-busy-fastcommit online-hammer online-scans online-power-fastcommit online-cancel "
+    "online-rmdir online-refusals online-differs online-recursive online-collisions",
+    "power": "power-mail-1k power-storms-journal power-online-1k",
+}
+MOST = 600  # seconds that a case may take without ITREE_FULL=1
 CASES: dict[str, Case] = {}
 
 
@@ -75,7 +100,9 @@ def case(id_: str, group: str, params: dict | None = None, **more):
     def wrap(func):
         if id_ in CASES:
             raise ValueError(f"two cases named {id_}")
-        CASES[id_] = Case(id_, group, func, params or {}, **more)
+        new = CASES[id_] = Case(id_, group, func, params or {}, **more)
+        if not any(fnmatch.fnmatchcase(id_, pattern) for pattern in BY_DEFAULT.get(group, "*").split()):
+            new.full = new.full or VARIANT
         return func
 
     return wrap
