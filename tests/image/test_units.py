@@ -113,7 +113,7 @@ def test_a_run_sees_the_volume():
     unit = section(UNITS / "backup@.service")
     assert unit["Service"]["BindPaths"] == ["/srv/backup/%i"]
     assert unit["Service"]["BindReadOnlyPaths"] == ["/srv/backup/.itree-backup-volume"]
-    assert "ExecStartPre" not in unit["Service"]
+    assert unit["Service"]["ExecStartPre"] == ["+/usr/lib/itree-backup/write-behind-idle"]
     assert unit["Unit"]["Requires"] == ["backup-prepare@%i.service"]
     assert "backup-prepare@%i.service" in unit["Unit"]["After"][0].split()
     assert "TemporaryFileSystem" not in section(UNITS / "backup-prepare@.service")["Service"]
