@@ -69,7 +69,8 @@ def test_checks_are_on(kernel):
 def test_time_is_up(kernel):
     """Nothing is left running."""
     mark = f"/tmp/{uuid.uuid4()}"
-    res = vm.run(f"echo begun; sleep 1000; : {mark}", kernel=kernel, timeout=60)
+    res = vm.run(f"echo begun; sleep 1000; : {mark}", kernel=kernel, timeout=600,
+                 overdue=lambda text: text == "begun\n")  # fmt: skip
     assert res.timed_out and res.code == vm.EXIT_TIMEOUT and res.stdout == "begun\n", res.explain()
     # Killed at once, but each of its processes dies when it is next run.
     for _ in range(600):
