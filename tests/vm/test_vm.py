@@ -165,8 +165,16 @@ def plain(tmp_path_factory):
         append=["itree_marker=1"],
         timeout=240,
         kunit=True,
+        udev=True,
     )
     return res, tmp
+
+
+def test_without_udev():
+    """Nothing of it is there or runs; /usr takes writes."""
+    res = vm.run("test ! -e /usr/lib/systemd/systemd-udevd && test ! -e /run/udev/control && touch /usr/x; echo $?; "
+                 "pgrep -c udevd", timeout=240)  # fmt: skip
+    assert res.exit_code == 1 and res.stdout == "0\n0\n", res.explain()
 
 
 def test_exit_code_passes_through(plain):

@@ -383,12 +383,13 @@ def run(
     stream=False,
     qemu_args=(),
     kunit=False,
+    udev=False,
 ) -> Result:
     """Boot a kernel, run a command in it, give the outcome.
 
     command     a shell command line (str) or a list of arguments
     disks       raw image files: /dev/vda, /dev/vdb ... in order, and
-                /dev/disk/by-id/virtio-disk0, virtio-disk1 ...
+                with udev /dev/disk/by-id/virtio-disk0, virtio-disk1 ...
     shares      directories the guest may write to; they keep their path
     allow       regular expressions for log lines that are expected
     overdue     called every two seconds with what the command has printed so far; True ends the machine
@@ -396,6 +397,8 @@ def run(
     disk_cache  QEMU's cache mode; "unsafe" does not wait for the host's disk
     stream      copy the command's output to ours while it runs
     kunit       let the kernel run its KUnit tests at boot
+    udev        start udev, which takes an emulated guest longer than all else; only then is there a /dev/disk.
+                A kernel that is a program of the host is always started without it
     """
     kernel = pathlib.Path(kernel or DEFAULT_KERNEL).absolute()
     if not kernel.is_file():
@@ -442,9 +445,12 @@ def run(
     if slow:
         argv.append("--disable-kvm")
     for path in overlays:
-        argv += ["--overlay-rwdir", path]
+        if udev or path != "/usr":
+            argv += ["--overlay-rwdir", path]
     for share in shares:
         argv += ["--rwdir", str(share)]
+    if not udev:
+        argv += ["--qemu-bin", str(REPO / "tests" / "vm" / "qemu-without-udev")]
     # printk.devkmsg: what tests write to /dev/kmsg is never dropped.
     # cache=loose: the guest caches the host's files, which stay as they are
     # while it runs (a --share is not cached); programs start far sooner.
