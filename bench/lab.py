@@ -35,6 +35,7 @@ sys.path.insert(0, str(ROOT / "tests" / "vm"))
 
 # Fixed, so that two volumes differ only in what is compared.
 UUID = "6974cafe-0000-4000-8000-000000000001"
+SECOND_UUID = "6974cafe-0000-4000-8000-000000000003"
 HASH_SEED = "6974cafe-0000-4000-8000-000000000002"
 DISK_BYTES = model.CAPACITY
 FILL_MEMORY = "1G"
@@ -165,8 +166,8 @@ def mke2fs() -> Path:
     return path
 
 
-def make_fs(kind: str, image: Path, size: int = DISK_BYTES) -> None:
-    """A sparse image with an empty file system.
+def make_fs(kind: str, image: Path, size: int = DISK_BYTES, uuid: str = UUID) -> None:
+    """A sparse image with an empty file system. Of two in one guest one needs SECOND_UUID: XFS mounts no number twice.
 
     Inode tables and journal stay unwritten (lazy): the file is sparse, zeros
     already, and writing them would only fill the host's disk.
@@ -178,14 +179,14 @@ def make_fs(kind: str, image: Path, size: int = DISK_BYTES) -> None:
         feature = "itree" if kind == "itree" else "^itree"
         lazy = "lazy_itable_init=1,lazy_journal_init=1,nodiscard"
         run(
-            [mke2fs(), "-F", "-q", "-t", "ext4", "-O", feature, "-U", UUID]
+            [mke2fs(), "-F", "-q", "-t", "ext4", "-O", feature, "-U", uuid]
             + ["-E", f"{lazy},hash_seed={HASH_SEED}", image],
             300,
         )
     elif kind == "xfs":
-        run(["mkfs.xfs", "-q", "-f", "-K", "-m", f"uuid={UUID}", image], 300)
+        run(["mkfs.xfs", "-q", "-f", "-K", "-m", f"uuid={uuid}", image], 300)
     elif kind == "btrfs":
-        run(["mkfs.btrfs", "-q", "-f", "-K", "-U", UUID, image], 300)
+        run(["mkfs.btrfs", "-q", "-f", "-K", "-U", uuid, image], 300)
     else:
         raise LabError(f"no such file system: {kind}")
 
