@@ -6,7 +6,7 @@ import re
 
 import pytest
 from conftest import APPLIANCE, COMMAND, run
-from itree_backup import cli, config, retention, store, sums, transfer, verify
+from itree_backup import cli, config, retention, store, sums, transfer, verify, warm
 from itree_backup.errors import BackupError
 
 MAN = APPLIANCE / "usr" / "share" / "man"
@@ -176,3 +176,29 @@ def test_manual_has_every_key():
         for section, keys in known.items():
             for key in {f"[{section}]", *keys}:
                 assert re.search(rf"^\.(SS|B|BR|BI) .*{re.escape(key)}", text, re.M), f"{key} is not in the manual"
+
+
+def test_warm(tmp_path, monkeypatch):
+    """Entries of large directories are looked at, below small ones too, within a bound; errors are nothing to it."""
+    large = tmp_path / "small" / b"caf\xe9".decode(errors="surrogateescape") / "large"
+    large.mkdir(parents=True)
+    (tmp_path / "small" / "file").touch()
+    (tmp_path / "small" / "loop").symlink_to(tmp_path)
+    for n in range(30):
+        (large / f"message {n}").touch()
+    (large / "sub").mkdir()
+    (large / "sub" / "file").touch()
+    # How long a directory is depends on the file system: those of 30 entries are to count as large here.
+    sizes = {p: p.stat().st_size for p in (large, large / "sub", tmp_path / "small")}
+    if sizes[large] <= max(sizes[large / "sub"], sizes[tmp_path / "small"]):
+        for n in range(400):
+            (large / f"one more message, to make the directory longer than the others are, {n}").touch()
+    files = sum(1 for p in large.iterdir() if p.is_file())
+    monkeypatch.setattr(warm, "LARGE", large.stat().st_size - 1)
+    assert warm.warm(tmp_path, "mx") == files
+    assert warm.warm(tmp_path, "mx", memory=20 * warm.ENTRY) == 20
+    assert warm.warm(tmp_path, "mx", memory=0) == 0
+    assert warm.warm(tmp_path / "nothing", "mx") == 0
+    assert 0 < warm.available() < 1 << 50 and warm.available("/nothing") == 0
+    monkeypatch.setattr(warm, "LARGE", large.stat().st_size)
+    assert warm.warm(tmp_path, "mx") == 0

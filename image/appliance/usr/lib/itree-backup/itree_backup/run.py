@@ -7,7 +7,7 @@ import os
 import sys
 import time
 
-from . import report, retention, transfer, verify
+from . import report, retention, transfer, verify, warm
 from .errors import DAMAGED, BackupError, Interrupted
 from .store import Flusher, check_space, check_volume, write_file
 from .sums import Sums
@@ -75,6 +75,9 @@ def fetch(base, host, store, lock_fd, status, step):
         name = store.new_name()
         dest = store.path / f"{name}.partial"
         dest.mkdir(mode=0o700)
+        if good:
+            step("looking at the last snapshot")
+            warm.warm(good[0], store.name)
         step("fetching")
         try:
             outcome = transfer.transfer(base, host, dest, [*partials, *good], store, name, lock_fd)
