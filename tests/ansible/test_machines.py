@@ -13,8 +13,8 @@ import smtplib
 import subprocess
 import time
 
+import debian_image
 import machine
-import machine_image
 import machine_packages
 import pytest
 import vm
@@ -92,7 +92,7 @@ def host(tmp_path):
     with contextlib.ExitStack() as stack:
 
         def make(**kwargs):
-            made = machine.Machine(machine_image.image(), tmp_path / "machine", **kwargs)
+            made = machine.Machine(debian_image.image(), tmp_path / "machine", **kwargs)
             stack.callback(made.close)
             return made
 
