@@ -2,6 +2,7 @@
 """Boot an installed root the way a host boots: firmware, boot loader, boot entry, kernel, initramfs, root disk."""
 
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "vm"))
 
 import firmware  # noqa: E402
 
+HERE = pathlib.Path(__file__).parent
 LOADER = "/usr/lib/systemd/boot/efi/systemd-bootx64.efi"
 
 
@@ -38,7 +40,8 @@ def boot(disks, kernel, top, timeout=900):
     """Run the machine until it powers itself off; what it said on its serial line."""
     (top / "vars.fd").unlink(missing_ok=True)
     store = firmware.variables(top / "vars.fd")
-    argv = firmware.command(kernel, "1G", f"file:{top}/console", disks, store, cache="unsafe")
+    # A kernel that panics is not started again and again.
+    argv = firmware.command(kernel, "1G", f"file:{top}/console", disks, store, cache="unsafe", more=("-no-reboot",))
     (top / "console").touch()
     try:
         res = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout,
@@ -49,3 +52,14 @@ def boot(disks, kernel, top, timeout=900):
     said = (top / "console").read_text(errors="replace")
     assert not ended, f"{ended}\n{said[-8000:]}"
     return said
+
+
+def fills_and_checks(disks, kernel, top, release):
+    """Boot twice, with guest-init as the first program and the third disk to work on; what it is to say is asserted."""
+    said = boot(disks, kernel, top) + boot(disks, kernel, top)
+    assert said.count(f"guest: runs {release}") == 2, said[-8000:]
+    assert said.count("guest: exit code 0") == 2, said[-8000:]
+    assert re.search(r"guest: features .*\bitree\b", said) and "guest: filled" in said
+    assert "guest: files 3000" in said and "guest: archived 3000" in said and "guest: checked" in said
+    if "small" in release:
+        assert re.search(r"guest: modules .*virtio_blk", said), "the root's driver is to come from the initramfs"

@@ -10,10 +10,13 @@ import sys
 import pytest
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(REPO / "packaging" / "lib"), str(pathlib.Path(__file__).parent)]
+sys.path[:0] = [str(REPO / "packaging" / "lib"), str(REPO / "packaging" / "sources"), str(REPO / "tests" / "vm"),
+                str(pathlib.Path(__file__).parent)]  # fmt: skip
 
 import boothost  # noqa: E402
+import debhost  # noqa: E402
 import roots  # noqa: E402
+from roots import there  # noqa: E402
 
 # The kernel that is packaged. The small one costs twelve minutes of one processor,
 # cold, the server's the better part of an hour.
@@ -46,15 +49,6 @@ def work(tmp_path_factory):
     path.chmod(0o755)
     yield path
     shutil.rmtree(path, ignore_errors=True)
-
-
-def there(name, index="repo/repodata"):
-    """What packaging/*/build made before, if ITREE_PACKAGES names a directory that has it, at the tests' release.
-
-    For packages that were built on another machine, and for whoever works on one of these tests.
-    """
-    built = pathlib.Path(os.environ.get("ITREE_PACKAGES", "/nonexistent")) / name
-    return built if (built / index).exists() else None
 
 
 @pytest.fixture(scope="session")
@@ -114,6 +108,17 @@ def kernel_new(work, module_key, kernel_old):
     """The same kernel at a higher release, signed for Secure Boot."""
     return there("kernel-new") or build_kernel(work / "kernel-new", "0.2", module_key, "--efi-key", module_key,
                                                signing_key=kernel_old / "test-key.asc")  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def deb_repo(work):
+    """An APT repository of the .debs but the kernel's; tar and rsync are compiled once already, for the RPMs."""
+    return debhost.build(work / "deb", "e2fsprogs", "diskorder", "itree-storage-server", *(PATCHED if FULL else ()))
+
+
+@pytest.fixture(scope="session")
+def deb_kernel_repo(work, module_key):
+    return debhost.build(work / "deb-kernel", "linux-itree", "--kernel", KERNEL, "--module-key", module_key)
 
 
 @pytest.fixture(scope="session")

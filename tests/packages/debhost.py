@@ -8,9 +8,10 @@ import shutil
 import subprocess
 import tempfile
 
+import debian_root
 import pytest
 import roots
-from conftest import there
+from roots import there
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
 
@@ -30,7 +31,25 @@ def build(out, *names, release="0.1"):
     return out / "apt"
 
 
-class Host:
+class Apt:
+    """What both hosts do with apt; run(script, ok=...) is theirs. No mirror is asked: what is wanted lies in /repo."""
+
+    def apt(self, *args, ok=(0,)):
+        __tracebackhide__ = True
+        options = ("Dir::Etc::SourceList=/apt/sources.list", "Dir::Etc::SourceParts=/apt/none",
+                   "Dir::State::Lists=/apt/lists", "Dir::Cache::Archives=/apt/archives", "Dir::Cache::pkgcache=",
+                   "Dir::Cache::srcpkgcache=", "APT::Sandbox::User=root", "Dir::Etc::PreferencesParts=/apt/none",
+                   "Dpkg::Options::=--force-confold", "Dpkg::Use-Pty=0")  # fmt: skip
+        words = " ".join(f"-o {o}" for o in options)
+        return self.run(f"DEBIAN_FRONTEND=noninteractive apt-get -y {words} {' '.join(args)}", ok)
+
+    def versions(self, *names):
+        """{name: (version, state)} of installed packages."""
+        lines = self.run(f"dpkg-query -W -f '${{Package}} ${{Version}} ${{db:Status-Abbrev}}\\n' {' '.join(names)}")
+        return {t.split()[0]: tuple(t.split()[1:]) for t in lines.splitlines()}
+
+
+class Host(Apt):
     """A copy of this host that keeps its changes in memory; `repo` is copied to its /repo, with its key."""
 
     def __init__(self, aside, repo):
@@ -42,7 +61,6 @@ class Host:
             options = f"lowerdir=/,upperdir={aside}/upper,workdir={aside}/work"
             roots.call("mount", "-t", "overlay", "-o", options, "itree-test", self.root)
             shutil.copytree(repo, self.root / "repo")
-            # This host's mirrors are not asked: what is wanted lies in /repo.
             (self.root / "apt").mkdir()
             self.source()
             for name in ("lists/partial", "archives/partial"):
@@ -72,20 +90,6 @@ class Host:
         __tracebackhide__ = True
         return roots.call("chroot", self.root, "/bin/sh", "-ec", script, ok=ok)[1]
 
-    def apt(self, *args, ok=(0,)):
-        __tracebackhide__ = True
-        options = ("Dir::Etc::SourceList=/apt/sources.list", "Dir::Etc::SourceParts=/apt/none",
-                   "Dir::State::Lists=/apt/lists", "Dir::Cache::Archives=/apt/archives", "Dir::Cache::pkgcache=",
-                   "Dir::Cache::srcpkgcache=", "APT::Sandbox::User=root", "Dir::Etc::PreferencesParts=/apt/none",
-                   "Dpkg::Options::=--force-confold", "Dpkg::Use-Pty=0")  # fmt: skip
-        words = " ".join(f"-o {o}" for o in options)
-        return self.run(f"DEBIAN_FRONTEND=noninteractive apt-get -y {words} {' '.join(args)}", ok)
-
-    def versions(self, *names):
-        """{name: (version, state)} of installed packages."""
-        lines = self.run(f"dpkg-query -W -f '${{Package}} ${{Version}} ${{db:Status-Abbrev}}\\n' {' '.join(names)}")
-        return {t.split()[0]: tuple(t.split()[1:]) for t in lines.splitlines()}
-
     def close(self):
         for path in (*reversed(self.mounts), self.root, self.aside):
             if os.path.ismount(path):
@@ -102,3 +106,26 @@ def copy_of_this_host(repo):
             yield made
         finally:
             made.close()
+
+
+class Disk(Apt, debian_root.DebianRoot):
+    """The disk of a Debian host with GRUB, to be installed into and then booted. Repositories lie in its /repo."""
+
+    def __init__(self, top, repos):
+        self.repos = repos
+        super().__init__(top, roots.call)
+
+    def prepare(self):
+        lines = ""
+        for number, repo in enumerate(self.repos):
+            self.inside("mkdir", "-p", f"{self.root}/repo")
+            self.inside("cp", "-r", repo, f"{self.root}/repo/{number}")
+            lines += f"deb [signed-by=/repo/{number}/itree-archive-keyring.asc] file:/repo/{number} ./\n"
+        self.put("/apt/sources.list", lines)
+        self.run("mkdir -p /apt/lists/partial /apt/archives/partial")
+        # No service is started: nothing of it runs.
+        self.put("/usr/sbin/policy-rc.d", "#!/bin/sh\nexit 101\n", "755")
+
+    def run(self, script, ok=(0,)):
+        __tracebackhide__ = True
+        return super().run("/bin/sh", "-ec", script, ok=ok)

@@ -28,6 +28,15 @@ def call(*argv, ok=(0,), **kwargs):
     return res.returncode, res.stdout
 
 
+def there(name, index="repo/repodata"):
+    """What packaging/*/build made before, if ITREE_PACKAGES names a directory that has it, at the tests' release.
+
+    For packages that were built on another machine, and for whoever works on one of these tests.
+    """
+    built = pathlib.Path(os.environ.get("ITREE_PACKAGES", "/nonexistent")) / name
+    return built if (built / index).exists() else None
+
+
 def library(name):
     """Where the host's loader finds a library."""
     found = re.search(rf"^\s*{re.escape(name)} \(.*x86-64.*\) => (\S+)", call("/sbin/ldconfig", "-p")[1], re.M)

@@ -12,15 +12,9 @@ from conftest import FULL, PATCHED
 NAMES = ("e2fsprogs", "libext2fs2")
 
 
-@pytest.fixture(scope="session")
-def repo(work):
-    # tar and rsync are compiled once already, for the RPMs: a minute each.
-    return debhost.build(work / "deb", "e2fsprogs", "diskorder", "itree-storage-server", *(PATCHED if FULL else ()))
-
-
 @pytest.fixture
-def host(repo):
-    with debhost.copy_of_this_host(repo) as made:
+def host(deb_repo):
+    with debhost.copy_of_this_host(deb_repo) as made:
         yield made
 
 

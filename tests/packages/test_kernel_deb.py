@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""The kernel as .debs, installed by apt into a copy of this host, with Debian's own initramfs-tools."""
+"""The kernel as .debs, installed by apt with Debian's own initramfs-tools: into a copy of this host, and on a disk
+that then boots.
+"""
 
 import os
+import pathlib
 import re
+import shutil
 
+import bootvm
 import debhost
+import debian_image
 import pytest
 import roots
 from conftest import KERNEL
@@ -17,9 +23,9 @@ SUFFIX = "-small" if KERNEL == "small" else ""
 RECORD = '#!/bin/sh\necho "{when} $1 $2 ($DEB_MAINT_PARAMS)" >>/apt/hooks\n'
 
 
-@pytest.fixture(scope="session")
-def repo(work, module_key):
-    return debhost.build(work / "deb-kernel", "linux-itree", "--kernel", KERNEL, "--module-key", module_key)
+@pytest.fixture
+def repo(deb_kernel_repo):
+    return deb_kernel_repo
 
 
 @pytest.fixture
@@ -112,3 +118,30 @@ def test_upgrade_keeps_the_old_kernel(host, repo, work, module_key):
     states = host.versions("linux-image-itree", f"linux-image-{one}", f"linux-image-{two}")
     assert all(v[1] == "ii" for v in states.values()) and states["linux-image-itree"][0].endswith("-0.2")
     assert {f"initrd.img-{one}", f"initrd.img-{two}"} <= set(os.listdir(host.root / "boot"))
+
+
+def test_boots_by_its_own_entry_fills_and_checks(repo, deb_repo, tmp_path):
+    """Debian 12 with GRUB and a stock kernel; apt brings ours, and the first entry of its menu is that one.
+
+    Installed on this host's kernel, as from a rescue system; it starts in QEMU. Then as the RPMs' test.
+    """
+    if os.geteuid():
+        pytest.skip("installing into a mounted disk wants the rights of root")
+    init = "/usr/lib/itree-test/guest-init"
+    disk = debhost.Disk(tmp_path, (repo, deb_repo))
+    try:
+        disk.put(init, (bootvm.HERE / "boot" / "guest-init").read_bytes(), "755")
+        disk.put("/usr/bin/busybox", pathlib.Path("/bin/busybox").read_bytes(), "755")
+        disk.run(f"sed -i 's,^GRUB_CMDLINE_LINUX=\"console=ttyS0,& panic=-1 init={init},' /etc/default/grub")
+        disk.apt("update")
+        said = disk.apt("install", "--install-recommends", "itree-storage-server")
+        krel = release_of(repo)
+        names = (f"linux-image-{krel}", "linux-image-itree", "e2fsprogs", "itree-storage-server")
+        assert all(v[1] == "ii" for v in disk.versions(*names).values()) and "no file system has been changed" in said
+        assert disk.run("dpkg --audit") == ""
+        disk.inside("cp", disk.root / "boot" / f"vmlinuz-{krel}", tmp_path / "vmlinuz")
+    finally:
+        disk.close()
+    disks = [tmp_path / "esp.img", disk.image, bootvm.image(tmp_path / "data.img", 256 << 20)]
+    shutil.copy(debian_image.image() / "esp.img", disks[0])
+    bootvm.fills_and_checks(disks, tmp_path / "vmlinuz", tmp_path, krel)
