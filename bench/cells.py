@@ -32,15 +32,22 @@ SYSTEMS = {
     "btrfs": "btrfs",
 }
 # in the order they are done: rm leaves nothing for the others
-WORKS = ("create", "names", "lstat", "ls", "tar", "copy", "randstat", "missing", "rm", "insn")
+WORKS = ("create", "names", "lstat", "ls", "tar", "copy", "randstat", "missing", "mail", "rm", "insn")
 COUNTS = (10_000, 30_000, 100_000, 300_000, 1_000_000, 5_000_000)
 SIZES = (0, 4096)
 FILLS = ("clean", "aged")
 # names asked for in random order: enough that the directory's blocks and inodes are cold for most
 LOOKUPS = 10_000
+# deliveries, deletions, reads and so on, in a guest of their own
+MAIL = 5_000
 TOOLS = lab.BUILD / "coreutils-patches" / "root"
 # what our programs in a command are made of; fill.c is part of the volume's key
-SOURCES = {"walk": ("walk.c",), "lookup": ("lookup.c", "random.h"), "insn.sh": ("insn.sh", "insn.c", "walk.c")}
+SOURCES = {
+    "walk": ("walk.c",),
+    "lookup": ("lookup.c", "names.h", "random.h"),
+    "mailmix": ("mailmix.c", "names.h", "random.h"),
+    "insn.sh": ("insn.sh", "insn.c", "walk.c"),
+}
 ONLY = {"ext4+sort": ("lstat", "ls", "tar", "copy"), "itree+tools": ("ls", "tar", "copy")}
 
 
@@ -73,7 +80,7 @@ class Cell:
         return [name]
 
     def command(self) -> list[str]:
-        """What the guest runs; fill, walk and lookup are found in its PATH's place by bench/matrix."""
+        """What the guest runs; fill, walk and their like are found in its PATH's place by bench/matrix."""
         sort = self.system == "ext4+sort"
         disk_order = ["--sort=disk"] if self.system == "itree+tools" else []
         counted = ["bash", "-c", 'set -o pipefail; "$@" | wc "$0"']
@@ -87,6 +94,7 @@ class Cell:
             + [*self.program("cp"), "-r", "{mnt}/dir", "{second}"],
             "randstat": ["lookup", "-k", str(LOOKUPS), "{share}/names.txt", "{mnt}/dir"],
             "missing": ["lookup", "-m", "-k", str(LOOKUPS), "{share}/names.txt", "{mnt}/dir"],
+            "mail": ["mailmix", "-k", str(MAIL), "{share}/names.txt", "{mnt}/dir", "{mnt}/tmp"],
             # what rm leaves to the journal and to write-back is part of its cost
             "rm": ["bash", "-c", 'rm -r "$0/dir" && sync -f "$0"', "{mnt}"],
             "insn": ["insn.sh", str(self.count), str(self.bytes)],

@@ -8,28 +8,16 @@
  * lookups alone. What it saw is printed as one JSON object.
  */
 #define _GNU_SOURCE
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
+#define PROGRAM "lookup"
+#include "names.h"
 #include "random.h"
 
 /* no name that fill or a mail server makes ends like this */
 #define MISSING ".no"
-
-static void die(const char *what)
-{
-	fprintf(stderr, "lookup: %s: %s\n", what, strerror(errno));
-	exit(1);
-}
 
 static void usage(FILE *to)
 {
@@ -39,72 +27,6 @@ static void usage(FILE *to)
 	      " behind it\n"
 	      "  -S SEED   of the order (default 1)\n",
 	      to);
-}
-
-static uint64_t parse_number(const char *text)
-{
-	char *end;
-	unsigned long long value;
-
-	errno = 0;
-	value = strtoull(text, &end, 10);
-	if (errno || end == text || *end || *text == '-') {
-		fprintf(stderr, "lookup: '%s' is not a number\n", text);
-		exit(2);
-	}
-	return value;
-}
-
-/* All of the file, ended by a zero; the caller frees it. */
-static char *read_all(const char *path, size_t *size)
-{
-	struct stat st;
-	size_t done = 0;
-	char *text;
-	ssize_t n;
-	int fd;
-
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0 || fstat(fd, &st))
-		die(path);
-	*size = (size_t)st.st_size;
-	text = malloc(*size + 1);
-	if (!text)
-		die("memory");
-	while (done < *size) {
-		n = read(fd, text + done, *size - done);
-		if (n < 0)
-			die(path);
-		if (n == 0)
-			break;
-		done += (size_t)n;
-	}
-	*size = done;
-	text[done] = '\0';
-	close(fd);
-	return text;
-}
-
-/* Pointers to the lines of text, which is cut up in place. */
-static char **split(char *text, size_t size, uint64_t *count)
-{
-	char **names, *at;
-	uint64_t n = 0;
-
-	for (at = text; at < text + size; at++)
-		n += *at == '\n';
-	names = calloc(n + 1, sizeof(*names));
-	if (!names)
-		die("memory");
-	*count = 0;
-	for (at = text; *count < n; at += strlen(at) + 1) {
-		*strchr(at, '\n') = '\0';
-		if (*at)
-			names[(*count)++] = at;
-		else
-			n--;
-	}
-	return names;
 }
 
 int main(int argc, char **argv)

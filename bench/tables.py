@@ -25,10 +25,11 @@ WORK_TITLES = {
     "copy": "cp -r to a second device (what is read)",
     "randstat": "stat of 10,000 names in random order",
     "missing": "stat of 10,000 names that are not there",
+    "mail": "5,000 operations of a mail server",
     "rm": "rm -r",
 }
 # their writes belong to the work
-WRITING = ("create", "rm")
+WRITING = ("create", "mail", "rm")
 # sizes that the issue names
 TARGET_COUNTS = (300_000, 5_000_000)
 Key = tuple[str, str, int, int, str]

@@ -97,6 +97,11 @@ class Told:
         ("lstat", '{"entries": 10000}', '{"entries": 9999}'),
         ("randstat", '{"asked": 10000, "found": 10000}', '{"asked": 10000, "found": 9999}'),
         ("missing", '{"asked": 10000, "found": 0}', '{"asked": 10000, "found": 1}'),
+        (
+            "mail",
+            '{"read": 2000, "delivered": 1500, "deleted": 1200, "marked": 250, "listed": 50, "left": 10300}',
+            '{"read": 2000, "delivered": 1500, "deleted": 1200, "marked": 250, "listed": 50, "left": 10299}',
+        ),
         ("ls", "10001", "10000"),
         ("tar", str(10_000 * 4608), str(10_000 * 4608 - 1)),
     ],
@@ -148,6 +153,28 @@ def test_lookup_finds_all_names_and_no_others(tools, tmp_path):
             [tools / "lookup", *options, tmp_path / "names", tmp_path / "d"], check=True, capture_output=True
         )
         assert json.loads(done.stdout) == told
+
+
+def test_mailmix_does_what_it_says_and_the_same_each_time(tools, tmp_path):
+    seen = []
+    for turn in ("a", "b"):
+        top = tmp_path / turn
+        (top / "d").mkdir(parents=True)
+        subprocess.run([tools / "fill", "-q", "-n", "300", "-s", "9", top / "d"], check=True, capture_output=True)
+        subprocess.run([tools / "walk", "-n", "-N", top / "names", top / "d"], check=True, capture_output=True)
+        # that of a directory differs from one file system to another
+        names = (top / "names").read_text().split()
+        (top / "names").write_text("\n".join(sorted(names, reverse=turn == "b")) + "\n")
+        before = set(names)
+        argv = [tools / "mailmix", "-k", "1000", top / "names", top / "d", top / "tmp"]
+        told = json.loads(subprocess.run(argv, check=True, capture_output=True).stdout)
+        after = {p.name for p in (top / "d").iterdir()}
+        assert told["left"] == len(after) == 300 + told["delivered"] - told["deleted"]
+        assert min(told[what] for what in ("read", "delivered", "deleted", "marked", "listed")) > 0
+        assert told["bytes"] > told["read"] and not list((top / "tmp").iterdir())
+        assert after - before and before - after
+        seen.append((told, sorted((p.name, p.stat().st_size) for p in (top / "d").iterdir())))
+    assert seen[0] == seen[1]
 
 
 def test_both_ways_to_read_a_directory_see_the_same(tools, tmp_path):
