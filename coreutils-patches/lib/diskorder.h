@@ -160,6 +160,14 @@ void *dorder_pages(size_t size);
 void dorder_pages_free(void *memory, size_t size);
 
 /*
+ * How many bytes of memory this process can have without pushing others out:
+ * MemAvailable, or less if its control group's limit is lower.  SIZE_MAX if
+ * nothing tells.  Leaves errno alone.  root stands before all paths ("").
+ */
+size_t dorder_room(void);
+size_t dorder_room_at(const char *root);
+
+/*
  * A window: files that will be read, put in the order in which their data
  * lies on the disk and read ahead in that order.  What the files are is the
  * caller's business: items are numbered from 0 in the order they were added.
@@ -167,14 +175,14 @@ void dorder_pages_free(void *memory, size_t size);
  * open: item for reading, as cheaply as can be, or -1 to leave it out of
  * reading ahead; the window closes it.
  * look: stat item, or whatever else makes the file system read its inode.  With
- * more than DORDER_LOOK_FILES files, so many are looked at, in the order they
- * were added, before they are opened.  NULL: never.
+ * more files than memory holds the inodes of, so many are looked at, in the
+ * order they were added, before they are opened.  NULL: never.
  * drop: give the memory of an open file's data back (dorder_will_not_read()).
  * Called for each file that was read ahead whole and not in memory before, once
  * the next is asked for.  NULL: never.  Only where there is a watch.
  * The others may be NULL: cached is dorder_cached(), place
  * dorder_first_extent(), ahead dorder_will_read() of at most
- * DORDER_AHEAD_FILE, memory dorder_pages().
+ * DORDER_AHEAD_FILE, room dorder_room(), memory dorder_pages().
  */
 struct dorder_window_ops {
 	int (*open)(void *ctx, uint32_t item);
@@ -183,16 +191,20 @@ struct dorder_window_ops {
 	int (*cached)(void *ctx, int fd, off_t size);
 	uint64_t (*place)(void *ctx, int fd);
 	size_t (*ahead)(void *ctx, int fd, size_t size);
+	size_t (*room)(void *ctx);
 	void *(*alloc)(void *ctx, size_t size);
 	void (*release)(void *ctx, void *memory, size_t size);
 };
 
 /*
- * So many inodes are brought in at a time: few enough that memory holds them
- * (1.2 KiB each in ext4) until their data is read, many enough that reading
- * them goes over the disk a few times only.
+ * So many inodes are brought in at a time, at most and at least: few enough
+ * that a quarter of the room holds them (DORDER_LOOK_BYTES each in ext4, with
+ * the dentry) until their data is read, many enough that reading them goes over
+ * the disk a few times only.
  */
 #define DORDER_LOOK_FILES 65536
+#define DORDER_LOOK_LEAST 4096
+#define DORDER_LOOK_BYTES 1300
 
 struct dorder_window;
 

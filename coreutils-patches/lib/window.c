@@ -20,6 +20,7 @@ struct dorder_window {
 	void *ctx;
 	struct dorder_watch *watch;
 	uint32_t max, count;
+	uint32_t stretch; /* inodes that memory holds */
 	bool sorted;
 	uint32_t next; /* to be handed out, */
 	uint32_t ahead; /* to be read ahead, */
@@ -67,6 +68,16 @@ void dorder_pages_free(void *memory, size_t size)
 		munmap(memory, size);
 }
 
+/* How many inodes to bring in at a time. */
+static uint32_t stretch(size_t room)
+{
+	size_t files = room / 4 / DORDER_LOOK_BYTES;
+
+	if (files < DORDER_LOOK_LEAST)
+		return DORDER_LOOK_LEAST;
+	return files < DORDER_LOOK_FILES ? files : DORDER_LOOK_FILES;
+}
+
 struct dorder_window *dorder_window_new(const struct dorder_window_ops *ops,
 					void *ctx, uint32_t max,
 					struct dorder_watch *watch)
@@ -83,6 +94,7 @@ struct dorder_window *dorder_window_new(const struct dorder_window_ops *ops,
 	window->ctx = ctx;
 	window->watch = watch;
 	window->max = max;
+	window->stretch = stretch(ops->room ? ops->room(ctx) : dorder_room());
 	window->keys = (struct dorder_key *)(window + 1);
 	window->chunk = (uint64_t *)(window->keys + max);
 	window->sizes = (uint32_t *)(window->chunk + max / BITS + 1);
@@ -188,7 +200,7 @@ static void sort(struct dorder_window *window)
  */
 static void look(struct dorder_window *window)
 {
-	uint32_t end = window->looked + DORDER_LOOK_FILES, n, item;
+	uint32_t end = window->looked + window->stretch, n, item;
 	int saved = errno;
 	uint64_t bits;
 
@@ -246,7 +258,7 @@ int dorder_window_next(struct dorder_window *window, uint32_t *item)
 	       window->ahead_bytes < DORDER_AHEAD_BYTES) {
 		/* What fits at once was opened a moment ago. */
 		if (window->ahead == window->looked && window->ops->look &&
-		    window->count > DORDER_LOOK_FILES)
+		    window->count > window->stretch)
 			look(window);
 		slot = window->ahead % DORDER_AHEAD_FILES;
 		window->asked[slot] = read_ahead(window, window->ahead);

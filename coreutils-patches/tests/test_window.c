@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define MAX 3000
@@ -265,22 +266,35 @@ static size_t lots_ahead(void *ctx, int fd, size_t size)
 	return size;
 }
 
-static void test_look(uint32_t count, uint32_t chunks)
+/* A test's machine has room for so much. */
+static size_t lots_room_bytes;
+
+static size_t lots_room(void *ctx)
+{
+	(void)ctx;
+	return lots_room_bytes;
+}
+
+/* files: whose inodes there is room for. */
+static void test_look(uint32_t count, uint32_t chunks, size_t files)
 {
 	static const struct dorder_window_ops real = { .open = lots_open,
 						       .look = lots_look,
 						       .drop = lots_drop,
 						       .cached = lots_cached,
 						       .place = lots_place,
-						       .ahead = lots_ahead };
+						       .ahead = lots_ahead,
+						       .room = lots_room };
 	struct lots *l = calloc(1, sizeof(*l));
 	struct dorder_watch watch = { 0, 0, 0 };
-	struct dorder_window *w = dorder_window_new(&real, l, LOTS, &watch);
+	struct dorder_window *w;
 	uint32_t item, seen, dropped, n;
 	bool good = true;
-	char what[80];
+	char what[120];
 	int round;
 
+	lots_room_bytes = files * 4 * DORDER_LOOK_BYTES;
+	w = dorder_window_new(&real, l, LOTS, &watch);
 	/* Twice: what was looked at must not be remembered. */
 	for (round = 0; round < 2; round++) {
 		memset(l, 0, sizeof(*l));
@@ -305,9 +319,57 @@ static void test_look(uint32_t count, uint32_t chunks)
 	}
 	dorder_window_free(w);
 	free(l);
-	snprintf(what, sizeof(what), "%u files are looked at in %u rows", count,
-		 chunks);
+	snprintf(what, sizeof(what),
+		 "%u files are looked at in %u rows, with room for %zu", count,
+		 chunks, files);
 	ok(good, what);
+}
+
+/* A file below top, in directories that are made. */
+static void put(const char *top, const char *path, const char *text)
+{
+	char name[300], *at;
+	FILE *out;
+
+	snprintf(name, sizeof(name), "%s%s", top, path);
+	for (at = name + strlen(top) + 1; (at = strchr(at, '/')); at++) {
+		*at = '\0';
+		mkdir(name, 0700);
+		*at = '/';
+	}
+	out = fopen(name, "w");
+	if (!out || fputs(text, out) < 0 || fclose(out))
+		abort();
+}
+
+static void test_room(void)
+{
+	char top[] = "/tmp/dorder-room-XXXXXX", command[100];
+
+	ok(dorder_room() > 1 << 20, "this machine has room");
+	if (!mkdtemp(top))
+		abort();
+	errno = 7;
+	ok(dorder_room_at(top) == SIZE_MAX && errno == 7, "nothing tells");
+	put(top, "/proc/meminfo",
+	    "MemTotal: 900 kB\nMemFree: 5 kB\nMemAvailable:     700 kB\n");
+	ok(dorder_room_at(top) == 700 << 10, "what the machine has");
+	put(top, "/proc/self/cgroup", "0::/a.slice/b.service\n");
+	put(top, "/sys/fs/cgroup/a.slice/b.service/memory.max", "max\n");
+	ok(dorder_room_at(top) == 700 << 10, "no limit");
+	put(top, "/sys/fs/cgroup/a.slice/memory.high", "600000\n");
+	ok(dorder_room_at(top) == 600000, "a limit above");
+	put(top, "/sys/fs/cgroup/a.slice/b.service/memory.max", "500000\n");
+	ok(dorder_room_at(top) == 500000, "the lowest limit");
+	put(top, "/proc/self/cgroup",
+	    "5:memory:/m\n4:cpu,cpuacct:/c\n1:name=systemd:/s\n0::/\n");
+	put(top, "/sys/fs/cgroup/memory/m/memory.limit_in_bytes", "400000\n");
+	put(top, "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+	    "9223372036854771712\n");
+	ok(dorder_room_at(top) == 400000, "of the older kind");
+	snprintf(command, sizeof(command), "rm -r %s", top);
+	if (system(command))
+		abort();
 }
 
 /* One of so many files lies in front of the one before it. */
@@ -471,9 +533,13 @@ int main(int argc, char **argv)
 	test_next(4, 4, 64 << 20);
 	test_next(1, 2, 5000);
 	test_read_all();
-	test_look(DORDER_LOOK_FILES, 0);
-	test_look(DORDER_LOOK_FILES + 1, 2);
-	test_look(LOTS, 3);
+	test_look(DORDER_LOOK_FILES, 0, 1 << 20);
+	test_look(DORDER_LOOK_FILES + 1, 2, 1 << 20);
+	test_look(LOTS, 3, 1 << 20);
+	test_look(30000, 2, 20000);
+	test_look(20000, 0, 20000);
+	test_look(2 * DORDER_LOOK_LEAST + 1, 3, 1);
+	test_room();
 	test_enough();
 	test_bounds();
 	test_real();
