@@ -160,6 +160,13 @@ void *dorder_pages(size_t size);
 void dorder_pages_free(void *memory, size_t size);
 
 /*
+ * Read the names of the directory open at fd, if it is a large one, so that its
+ * blocks are in memory when they are looked up in another order.  With a tree
+ * they are read ahead in one sweep.  Leaves fd's position and errno alone.
+ */
+void dorder_read_names(int fd);
+
+/*
  * How many bytes of memory this process can have without pushing others out:
  * MemAvailable, or less if its control group's limit is lower.  SIZE_MAX if
  * nothing tells.  Leaves errno alone.  root stands before all paths ("").

@@ -19,15 +19,18 @@
 #include "diskorder.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #define IO_SIZE 32768
 #define FIRST_WINDOW 65536
 #define MAX_RANGES 4096 /* 64 KiB; more windows than that: order is given up */
+#define SMALL 65536 /* a directory of fewer bytes is read by a few look-ups */
 
 /* What the kernel's getdents64 writes; always multiples of 8. */
 struct record {
@@ -427,6 +430,24 @@ int dorder_next(struct dorder *dir, struct dorder_entry *entry)
 		give(rec, dir->start, entry);
 		return 1;
 	}
+}
+
+void dorder_read_names(int fd)
+{
+	int saved = errno, dir;
+	struct stat st;
+	char *io;
+
+	if (!fstat(fd, &st) && st.st_size >= SMALL) {
+		dir = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		io = dir < 0 ? NULL : dorder_pages(IO_SIZE);
+		while (io && syscall(SYS_getdents64, dir, io, IO_SIZE) > 0)
+			;
+		dorder_pages_free(io, IO_SIZE);
+		if (dir >= 0)
+			close(dir);
+	}
+	errno = saved;
 }
 
 int64_t dorder_tell(const struct dorder *dir)

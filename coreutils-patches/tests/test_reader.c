@@ -10,10 +10,13 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #define FIXED (256U << 10) /* the reader itself and the list of its windows */
 
@@ -384,11 +387,46 @@ static void test_sort(void)
 	ok(good, "sorting is stable and keeps all keys");
 }
 
+/* Where a directory is large enough to be read, nobody notices. */
+static void test_read_names(void)
+{
+	char top[] = "/tmp/dorder-names-XXXXXX", name[300], command[100];
+	struct stat st;
+	int fd, n, seen = 0;
+	DIR *dir;
+
+	if (!mkdtemp(top))
+		abort();
+	for (n = 0; n < 1000; n++) {
+		snprintf(name, sizeof(name), "%s/%0200d", top, n);
+		fd = open(name, O_WRONLY | O_CREAT, 0600);
+		if (fd < 0 || close(fd))
+			abort();
+	}
+	dir = opendir(top);
+	if (!dir || fstat(dirfd(dir), &st))
+		abort();
+	for (n = 0; n < 7; n++)
+		readdir(dir);
+	errno = 7;
+	dorder_read_names(dirfd(dir));
+	dorder_read_names(-1);
+	ok(errno == 7, "reading names leaves errno alone");
+	while (readdir(dir))
+		seen++;
+	ok(seen == 1002 - 7, "and the position of the directory");
+	closedir(dir);
+	snprintf(command, sizeof(command), "rm -r %s", top);
+	if (system(command))
+		abort();
+}
+
 int main(int argc, char **argv)
 {
 	seed = argc > 1 ? strtoull(argv[1], NULL, 0) : 20261121;
 	seed = seed ? seed : 1;
 	printf("# seed %llu\n", (unsigned long long)seed);
+	test_read_names();
 	test_sort();
 	test_order();
 	test_one_window();
