@@ -115,6 +115,16 @@ def make(*targets: str, timeout: float = 3600) -> None:
     say(f"  make {' '.join(targets)}: {time.monotonic() - begin:.0f} s")
 
 
+def leave_on_sigterm() -> None:
+    """Mounts, loop devices, guests and scratch files go on this way out, too; a second signal does not end that."""
+
+    def leave(*_):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.exit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, leave)
+
+
 def compile_tools() -> Path:
     """Build fill, walk and their like; gives the directory they are in."""
     out = BUILD / "bench"
