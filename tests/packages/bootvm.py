@@ -4,13 +4,9 @@
 import pathlib
 import re
 import subprocess
-import sys
 
+import firmware
 import roots
-
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "vm"))
-
-import firmware  # noqa: E402
 
 HERE = pathlib.Path(__file__).parent
 LOADER = "/usr/lib/systemd/boot/efi/systemd-bootx64.efi"

@@ -117,11 +117,6 @@ def deb_repo(work):
 
 
 @pytest.fixture(scope="session")
-def deb_kernel_repo(work, module_key):
-    return debhost.build(work / "deb-kernel", "linux-itree", "--kernel", KERNEL, "--module-key", module_key)
-
-
-@pytest.fixture(scope="session")
 def boot_base(work):
     """A repository that stands for the distribution, with what makes boot entries and initramfs images."""
     (work / "boot-base").mkdir()

@@ -23,9 +23,9 @@ SUFFIX = "-small" if KERNEL == "small" else ""
 RECORD = '#!/bin/sh\necho "{when} $1 $2 ($DEB_MAINT_PARAMS)" >>/apt/hooks\n'
 
 
-@pytest.fixture
-def repo(deb_kernel_repo):
-    return deb_kernel_repo
+@pytest.fixture(scope="session")
+def repo(work, module_key):
+    return debhost.build(work / "deb-kernel", "linux-itree", "--kernel", KERNEL, "--module-key", module_key)
 
 
 @pytest.fixture
