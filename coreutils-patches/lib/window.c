@@ -20,7 +20,7 @@ struct dorder_window {
 	void *ctx;
 	struct dorder_watch *watch;
 	uint32_t max, count;
-	uint32_t stretch; /* inodes that memory holds */
+	uint32_t stretch; /* inodes that memory holds; known when sorted */
 	bool sorted;
 	uint32_t next; /* to be handed out, */
 	uint32_t ahead; /* to be read ahead, */
@@ -68,16 +68,6 @@ void dorder_pages_free(void *memory, size_t size)
 		munmap(memory, size);
 }
 
-/* How many inodes to bring in at a time. */
-static uint32_t stretch(size_t room)
-{
-	size_t files = room / 4 / DORDER_LOOK_BYTES;
-
-	if (files < DORDER_LOOK_LEAST)
-		return DORDER_LOOK_LEAST;
-	return files < DORDER_LOOK_FILES ? files : DORDER_LOOK_FILES;
-}
-
 struct dorder_window *dorder_window_new(const struct dorder_window_ops *ops,
 					void *ctx, uint32_t max,
 					struct dorder_watch *watch)
@@ -94,7 +84,6 @@ struct dorder_window *dorder_window_new(const struct dorder_window_ops *ops,
 	window->ctx = ctx;
 	window->watch = watch;
 	window->max = max;
-	window->stretch = stretch(ops->room ? ops->room(ctx) : dorder_room());
 	window->keys = (struct dorder_key *)(window + 1);
 	window->chunk = (uint64_t *)(window->keys + max);
 	window->sizes = (uint32_t *)(window->chunk + max / BITS + 1);
@@ -186,10 +175,27 @@ static size_t read_ahead(struct dorder_window *window, uint32_t place)
 	return bytes;
 }
 
+/* How many inodes to bring in at a time.  Few files do not need to ask. */
+static uint32_t stretch(struct dorder_window *window)
+{
+	size_t files;
+
+	if (!window->ops->look || window->count <= DORDER_LOOK_LEAST)
+		return DORDER_LOOK_LEAST;
+	files = window->ops->room ? window->ops->room(window->ctx)
+				  : dorder_room();
+	files /= 4 * DORDER_LOOK_BYTES;
+	if (files < DORDER_LOOK_LEAST)
+		return DORDER_LOOK_LEAST;
+	return files < DORDER_LOOK_FILES ? files : DORDER_LOOK_FILES;
+}
+
 static void sort(struct dorder_window *window)
 {
-	if (!window->sorted)
-		dorder_sort(window->keys, window->count);
+	if (window->sorted)
+		return;
+	dorder_sort(window->keys, window->count);
+	window->stretch = stretch(window);
 	window->sorted = true;
 }
 
