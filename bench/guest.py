@@ -125,7 +125,14 @@ def carry_out(disk: Disk, second: Disk | None, step: dict, share: Path) -> dict:
     return told
 
 
+def limits_as_booted() -> None:
+    """How many files may be open on a machine that systemd booted (systemd-system.conf(5), DefaultLimitNOFILE=)."""
+    put(Path("/proc/sys/fs/file-max"), str(2**63 - 1))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 524288))
+
+
 def carry_out_all(job: dict, share: Path) -> None:
+    limits_as_booted()
     disks = {name: Disk(name, fstype) for name, fstype in job["disks"].items()}
     for name in disks:
         # one queue of a rotating disk: what a SATA or SAS disk gets by default
