@@ -162,7 +162,8 @@ void dorder_pages_free(void *memory, size_t size);
 /*
  * Read the names of the directory open at fd, if it is a large one, so that its
  * blocks are in memory when they are looked up in another order.  With a tree
- * they are read ahead in one sweep.  Leaves fd's position and errno alone.
+ * they are read ahead in one sweep.  One that half the memory there is does not
+ * hold is left alone.  Leaves fd's position and errno alone.
  */
 void dorder_read_names(int fd);
 
@@ -175,15 +176,27 @@ size_t dorder_room(void);
 size_t dorder_room_at(const char *root);
 
 /*
+ * How many files this process can open without leaving others short of them: a
+ * quarter of what the kernel still has (fs.file-max).  SIZE_MAX if nothing
+ * tells.  Leaves errno alone.
+ */
+size_t dorder_handles(void);
+size_t dorder_handles_at(const char *root);
+
+/*
  * A window: files that will be read, put in the order in which their data
  * lies on the disk and read ahead in that order.  What the files are is the
  * caller's business: items are numbered from 0 in the order they were added.
  *
  * open: item for reading, as cheaply as can be, or -1 to leave it out of
  * reading ahead; the window closes it.
- * look: stat item, or whatever else makes the file system read its inode.  With
- * more files than memory holds the inodes of, so many are looked at, in the
- * order they were added, before they are opened.  NULL: never.
+ * hold: open item with O_PATH, which makes the file system read its inode and
+ * keep it together with the name, or -1; the window closes it when the file was
+ * used.  With many files, as many as memory holds the inodes of are opened, in
+ * the order they were added, before the first of them is read ahead; first is
+ * 1 for the one that a stretch begins with, and the directory may have gone from
+ * memory since.  Meanwhile the process's soft limit of open files is higher.
+ * NULL: never.
  * drop: give the memory of an open file's data back (dorder_will_not_read()).
  * Called for each file that was read ahead whole and not in memory before, once
  * the next is asked for.  NULL: never.  Only where there is a watch.
@@ -193,7 +206,7 @@ size_t dorder_room_at(const char *root);
  */
 struct dorder_window_ops {
 	int (*open)(void *ctx, uint32_t item);
-	void (*look)(void *ctx, uint32_t item);
+	int (*hold)(void *ctx, uint32_t item, int first);
 	void (*drop)(void *ctx, int fd);
 	int (*cached)(void *ctx, int fd, off_t size);
 	uint64_t (*place)(void *ctx, int fd);
@@ -204,19 +217,19 @@ struct dorder_window_ops {
 };
 
 /*
- * So many inodes are brought in at a time, at most and at least: few enough
- * that a quarter of the room holds them (DORDER_LOOK_BYTES each in ext4, with
- * the dentry) until their data is read, many enough that reading them goes over
- * the disk a few times only.
+ * So many inodes are held at a time, at most and at least: few enough for a
+ * quarter of the room (DORDER_HOLD_BYTES each in ext4, with dentry and open
+ * file), many enough that reading them goes over the disk a few times only.  A
+ * window of no more than the least does without.
  */
-#define DORDER_LOOK_FILES 65536
-#define DORDER_LOOK_LEAST 4096
-#define DORDER_LOOK_BYTES 1300
+#define DORDER_HOLD_FILES 65536
+#define DORDER_HOLD_LEAST 4096
+#define DORDER_HOLD_BYTES 1600
 
 struct dorder_window;
 
 /* What a window takes for a file, in bytes. */
-#define DORDER_WINDOW_FILE 21
+#define DORDER_WINDOW_FILE 20
 
 /*
  * A window of at most max files (more than 0).  Its memory is asked for at
@@ -238,11 +251,13 @@ void dorder_window_free(struct dorder_window *window);
 int64_t dorder_window_add(struct dorder_window *window, int fd, off_t size);
 
 /*
- * Says whether more files would make the order no better: DORDER_LOOK_FILES
- * were added, no more and no less, and all but a sixteenth in the order of
- * their data.  A window handed out now needs its inodes only once, and the disk
- * is gone over no more often for it.
+ * Says whether more files would be for nothing, or harm: DORDER_HOLD_FILES were
+ * added, no more and no less, and all but a sixteenth in the order of their
+ * data; or so many that half the room does not hold what is read of them,
+ * DORDER_READ_BYTES each of inode tables and directories, and every stretch
+ * would read all of that from the disk.  To be asked after each file added.
  */
+#define DORDER_READ_BYTES 400
 int dorder_window_enough(const struct dorder_window *window);
 
 /* How many files were added since it was empty. */

@@ -438,7 +438,8 @@ void dorder_read_names(int fd)
 	struct stat st;
 	char *io;
 
-	if (!fstat(fd, &st) && st.st_size >= SMALL) {
+	if (!fstat(fd, &st) && st.st_size >= SMALL &&
+	    (uintmax_t)st.st_size <= dorder_room() / 2) {
 		dir = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 		io = dir < 0 ? NULL : dorder_pages(IO_SIZE);
 		while (io && syscall(SYS_getdents64, dir, io, IO_SIZE) > 0)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: LGPL-2.0-or-later
-/* How much memory there is to keep things in. */
+/* How much memory there is to keep things in, and how many files may be open. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -109,4 +109,27 @@ size_t dorder_room_at(const char *root)
 size_t dorder_room(void)
 {
 	return dorder_room_at("");
+}
+
+size_t dorder_handles_at(const char *root)
+{
+	unsigned long long used, unused, most;
+	char path[TEXT], text[TEXT];
+	size_t files = SIZE_MAX;
+	int saved = errno;
+
+	snprintf(path, sizeof(path), "%s/proc/sys/fs/file-nr", root);
+	if (!read_text(path, text) &&
+	    sscanf(text, "%llu %llu %llu", &used, &unused, &most) == 3) {
+		files = 0;
+		if (most > used)
+			files = (most - used) / 4;
+	}
+	errno = saved;
+	return files;
+}
+
+size_t dorder_handles(void)
+{
+	return dorder_handles_at("");
 }

@@ -7,11 +7,11 @@
 #define _GNU_SOURCE
 #endif
 #include "diskorder.h"
+#include "hold.h"
 
 #include <errno.h>
 #include <stdbool.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -20,21 +20,21 @@ struct dorder_window {
 	void *ctx;
 	struct dorder_watch *watch;
 	uint32_t max, count;
-	uint32_t stretch; /* inodes that memory holds; known when sorted */
+	uint32_t most; /* count that memory is good for, once that matters */
+	uint32_t stretch; /* so many are brought in at a time */
 	bool sorted;
 	uint32_t next; /* to be handed out, */
 	uint32_t ahead; /* to be read ahead, */
-	uint32_t looked; /* and to be looked at: places in keys */
+	uint32_t looked; /* and to be brought in: places in keys */
 	size_t ahead_bytes; /* asked for from next to ahead */
 	uint32_t falls; /* files whose data is in front of the one before's */
 	/* what was asked for, by place in keys, of those read ahead */
 	uint32_t asked[DORDER_AHEAD_FILES];
 	uint32_t *sizes; /* by item, at most DORDER_AHEAD_FILE; KEEP */
 	struct dorder_key *keys;
-	uint64_t *chunk; /* a bit an item: to be looked at now */
+	struct dorder_key *round; /* a stretch: item and place in keys */
+	struct dorder_hold hold; /* by place in keys, modulo stretch */
 };
-
-#define BITS 64
 
 /* In sizes: the file's data is not dropped. */
 #define KEEP ((uint32_t)1 << 31)
@@ -42,12 +42,22 @@ struct dorder_window {
 static size_t bytes_of(uint32_t max)
 {
 	return sizeof(struct dorder_window) +
-	       max * (sizeof(struct dorder_key) + sizeof(uint32_t)) +
-	       (max / BITS + 2) * sizeof(uint64_t);
+	       max * (sizeof(struct dorder_key) + sizeof(uint32_t));
+}
+
+static size_t round_bytes(const struct dorder_window *window)
+{
+	return window->stretch * sizeof(*window->round);
 }
 
 static void empty(struct dorder_window *window)
 {
+	int saved = errno;
+
+	dorder_hold_end(&window->hold);
+	dorder_pages_free(window->round, round_bytes(window));
+	errno = saved;
+	window->round = NULL;
 	window->count = window->next = window->ahead = window->looked = 0;
 	window->ahead_bytes = 0;
 	window->falls = 0;
@@ -85,9 +95,9 @@ struct dorder_window *dorder_window_new(const struct dorder_window_ops *ops,
 	window->watch = watch;
 	window->max = max;
 	window->keys = (struct dorder_key *)(window + 1);
-	window->chunk = (uint64_t *)(window->keys + max);
-	window->sizes = (uint32_t *)(window->chunk + max / BITS + 1);
-	memset(window->chunk, 0, (max / BITS + 1) * sizeof(uint64_t));
+	window->sizes = (uint32_t *)(window->keys + max);
+	window->round = NULL;
+	window->hold = (struct dorder_hold){ 0 };
 	empty(window);
 	return window;
 }
@@ -96,6 +106,7 @@ void dorder_window_free(struct dorder_window *window)
 {
 	if (!window)
 		return;
+	empty(window);
 	if (window->ops->release)
 		window->ops->release(window->ctx, window,
 				     bytes_of(window->max));
@@ -114,6 +125,17 @@ static int cached(struct dorder_window *window, int fd, off_t size)
 				    : dorder_cached(fd, size);
 	dorder_watch_saw(window->watch, found > 0);
 	return found;
+}
+
+static size_t room(struct dorder_window *window)
+{
+	int saved = errno;
+	size_t bytes = window->ops->room ? window->ops->room(window->ctx)
+					 : dorder_room();
+
+	errno = saved;
+	/* So that half of it in files is a number that fits. */
+	return bytes < UINT32_MAX ? bytes : UINT32_MAX;
 }
 
 int64_t dorder_window_add(struct dorder_window *window, int fd, off_t size)
@@ -137,6 +159,8 @@ int64_t dorder_window_add(struct dorder_window *window, int fd, off_t size)
 	window->falls += window->count && place < key[-1].key;
 	key->key = place;
 	key->tie = key->value = window->count;
+	if (window->count + 1 == DORDER_HOLD_FILES)
+		window->most = room(window) / 2 / DORDER_READ_BYTES;
 	window->sizes[window->count] =
 		(uintmax_t)size < DORDER_AHEAD_FILE ? size : DORDER_AHEAD_FILE;
 	/* What others use stays, and a large file as any reader leaves it. */
@@ -147,8 +171,11 @@ int64_t dorder_window_add(struct dorder_window *window, int fd, off_t size)
 
 int dorder_window_enough(const struct dorder_window *window)
 {
-	return window->count == DORDER_LOOK_FILES &&
-	       window->falls < window->count / 16;
+	if (window->count < DORDER_HOLD_FILES)
+		return 0;
+	return window->count >= window->most ||
+	       (window->count == DORDER_HOLD_FILES &&
+		window->falls < window->count / 16);
 }
 
 uint32_t dorder_window_count(const struct dorder_window *window)
@@ -175,54 +202,70 @@ static size_t read_ahead(struct dorder_window *window, uint32_t place)
 	return bytes;
 }
 
-/* How many inodes to bring in at a time.  Few files do not need to ask. */
+/* How many inodes to bring in at a time. */
 static uint32_t stretch(struct dorder_window *window)
 {
-	size_t files;
+	size_t files = room(window) / 4 / DORDER_HOLD_BYTES;
 
-	if (!window->ops->look || window->count <= DORDER_LOOK_LEAST)
-		return DORDER_LOOK_LEAST;
-	files = window->ops->room ? window->ops->room(window->ctx)
-				  : dorder_room();
-	files /= 4 * DORDER_LOOK_BYTES;
-	if (files < DORDER_LOOK_LEAST)
-		return DORDER_LOOK_LEAST;
-	return files < DORDER_LOOK_FILES ? files : DORDER_LOOK_FILES;
+	if (files < DORDER_HOLD_LEAST)
+		files = DORDER_HOLD_LEAST;
+	if (files > DORDER_HOLD_FILES)
+		files = DORDER_HOLD_FILES;
+	return files < window->count ? files : window->count;
+}
+
+/* Make ready to hold files, if there are enough; without memory none is. */
+static void start_holding(struct dorder_window *window)
+{
+	if (!window->ops->hold || window->count <= DORDER_HOLD_LEAST)
+		return;
+	window->stretch = stretch(window);
+	if (!dorder_hold_start(&window->hold, window->stretch))
+		return;
+	window->round = dorder_pages(round_bytes(window));
+	if (!window->round)
+		dorder_hold_end(&window->hold);
 }
 
 static void sort(struct dorder_window *window)
 {
+	int saved = errno;
+
 	if (window->sorted)
 		return;
 	dorder_sort(window->keys, window->count);
-	window->stretch = stretch(window);
 	window->sorted = true;
+	start_holding(window);
+	errno = saved;
 }
 
 /*
  * Bring in what the file system keeps of the next files, in the order they
- * were added, which is the order of their inodes.  One at a time, in the order
- * of their data, each could be a seek.
+ * were added, which is the order of their inodes, and keep it.  One at a time,
+ * in the order of their data, each could be a seek.
  */
 static void look(struct dorder_window *window)
 {
-	uint32_t end = window->looked + window->stretch, n, item;
-	int saved = errno;
-	uint64_t bits;
+	uint32_t rest = window->count - window->looked, n;
+	struct dorder_key *key = window->round;
+	int saved = errno, fd;
 
-	if (end > window->count)
-		end = window->count;
-	for (n = window->looked; n < end; n++) {
-		item = window->keys[n].value;
-		window->chunk[item / BITS] |= (uint64_t)1 << item % BITS;
+	if (rest > window->stretch)
+		rest = window->stretch;
+	for (n = 0; n < rest; n++) {
+		key[n].value = window->looked + n;
+		key[n].tie = 0;
+		key[n].key = window->keys[key[n].value].value;
 	}
-	for (n = 0; n <= window->count / BITS; n++) {
-		for (bits = window->chunk[n]; bits; bits &= bits - 1)
-			window->ops->look(window->ctx,
-					  n * BITS + __builtin_ctzll(bits));
-		window->chunk[n] = 0;
+	dorder_sort(key, rest);
+	for (n = 0; n < rest; n++) {
+		fd = window->ops->hold(window->ctx, key[n].key,
+				       !n || dorder_hold_lost(&window->hold,
+							      n));
+		dorder_hold_take(&window->hold, key[n].value % window->stretch,
+				 fd);
 	}
-	window->looked = end;
+	window->looked += rest;
 	errno = saved;
 }
 
@@ -233,19 +276,29 @@ static void look(struct dorder_window *window)
  */
 static void drop(struct dorder_window *window)
 {
-	uint32_t item;
-	int saved = errno, fd;
+	uint32_t item = window->keys[window->next - 1].value;
+	int fd;
 
-	if (!window->ops->drop || !window->next)
-		return;
-	item = window->keys[window->next - 1].value;
-	if (window->sizes[item] & KEEP)
+	if (!window->ops->drop || window->sizes[item] & KEEP)
 		return;
 	fd = window->ops->open(window->ctx, item);
 	if (fd >= 0) {
 		window->ops->drop(window->ctx, fd);
 		close(fd);
 	}
+}
+
+/* The file handed out last is not needed any longer. */
+static void done(struct dorder_window *window)
+{
+	int saved = errno;
+
+	if (!window->next)
+		return;
+	drop(window);
+	if (window->round)
+		dorder_hold_release(&window->hold,
+				    (window->next - 1) % window->stretch);
 	errno = saved;
 }
 
@@ -254,18 +307,18 @@ int dorder_window_next(struct dorder_window *window, uint32_t *item)
 	uint32_t slot;
 
 	sort(window);
-	drop(window);
+	done(window);
 	if (window->next == window->count) {
 		empty(window);
 		return 0;
 	}
+	/* It takes so much memory that data which was read ahead would go. */
+	if (window->round && window->next == window->looked)
+		look(window);
 	while (window->ahead < window->count &&
 	       window->ahead < window->next + DORDER_AHEAD_FILES &&
-	       window->ahead_bytes < DORDER_AHEAD_BYTES) {
-		/* What fits at once was opened a moment ago. */
-		if (window->ahead == window->looked && window->ops->look &&
-		    window->count > window->stretch)
-			look(window);
+	       window->ahead_bytes < DORDER_AHEAD_BYTES &&
+	       !(window->round && window->ahead == window->looked)) {
 		slot = window->ahead % DORDER_AHEAD_FILES;
 		window->asked[slot] = read_ahead(window, window->ahead);
 		window->ahead_bytes += window->asked[slot];

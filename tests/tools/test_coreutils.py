@@ -266,7 +266,7 @@ def test_cp_errors(ext4):
 
 @pytest.fixture(scope="module")
 def crowd(ext4):
-    """More names than a stretch has, some directories among them."""
+    """More names than are taken at a time where their data comes in order, some directories among them."""
     where = ext4 / "crowd"
     where.mkdir()
     for number in range(70_000):
@@ -294,6 +294,20 @@ def test_cp_in_stretches(crowd, tmp_path, target):
     assert contents(target) == contents(crowd)
     assert made == ahead and len(made) == 70_000 - 70
     assert falls(places(crowd, made)) <= 1
+
+
+@pytest.mark.parametrize(("env", "rows"), [({}, 1), ({"DISKORDER_MEMORY": "1"}, 2)])
+def test_cp_of_many_out_of_order(crowd, tmp_path, target, env, rows):
+    """As many at a time as may be remembered (28 bytes each), where that betters the order; held open meanwhile."""
+    files = [crowd / f"{n * 2654435761 % 2**32:08x}" for n in range(70_000) if n % 1000]
+    for path in files[::7]:
+        path.write_text("no longer where it was\n" * 200)
+    os.sync()
+    assert falls(places(crowd, [path.name for path in files])) > 5_000
+    made, ahead = copied(tmp_path, [built("bin/cp"), "-a", crowd, target], crowd, env=env)
+    assert contents(target) == contents(crowd)
+    assert made == ahead and len(made) == len(files)
+    assert falls(places(crowd, made)) == rows - 1
 
 
 def test_memory(crowd, target):

@@ -139,6 +139,31 @@ def test_memory_is_left_as_it_was(tar, many, tmp_path):
     assert len(resident(cold)) >= len(cold) // 2
 
 
+@pytest.mark.parametrize(("soft", "hard", "most"), [(1024, 20000, 5000), (600, 600, 300)])
+def test_files_are_held_open(tar, many, tmp_path, soft, hard, most):
+    """No name is looked up on the disk again: all are opened by inode, as many as may be, until they are stored."""
+    log = tmp_path / "trace"
+    argv = ["strace", "-f", "-y", "-qq", "-o", log, "-e", "trace=openat,close,prlimit64,setrlimit"]
+    forget(many)
+    run("prlimit", f"--nofile={soft}:{hard}", *argv, tar, "--sort=disk", "-cf", tmp_path / "a.tar", "-C", many, ".")
+    opened, held, at_once, limits = [], set(), 0, []
+    for line in log.read_text().splitlines():
+        if found := re.search(r'openat\(.*"([^"]+)", \S*O_PATH.* = (\d+)<', line):
+            opened.append(found[1])
+            held.add(found[2])
+        elif found := re.search(r"close\((\d+)<", line):
+            held.discard(found[1])
+        elif found := re.search(r"RLIMIT_NOFILE, \{rlim_cur=(\d+)", line):
+            limits.append(int(found[1]))
+        at_once = max(at_once, len(held))
+    members = [os.path.basename(n) for n in regular(tmp_path / "a.tar")]
+    assert sorted(opened) == sorted(os.listdir(many)) == sorted(members)
+    assert falls([os.stat(many / n).st_ino for n in opened]) <= 2
+    # One more is open while it is looked at.
+    assert at_once in (most, most + 1) and not held
+    assert limits == ([soft + most, soft] if soft < hard else [])
+
+
 def test_disk_order_in_little_memory(tar, many, ext4, tmp_path):
     """More than 1 MiB remembers: several rows, nothing lost, time stamps of directories as ever."""
     where = ext4 / "long"

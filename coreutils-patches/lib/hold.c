@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: LGPL-2.0-or-later
+/*
+ * Files held open while they wait for their turn.
+ *
+ * Memory that is needed for file data takes dentries first, and without one
+ * the next open of a file reads the directory again, at random.  An open file
+ * keeps its dentry and its inode.
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "hold.h"
+
+#include "diskorder.h"
+
+#include <limits.h>
+#include <stddef.h>
+#include <unistd.h>
+
+/* Waits are looked at after so many files. */
+#define SOME 64
+
+/* So many more files may be open in this process. */
+static uint32_t allow(struct dorder_hold *hold, uint32_t wanted)
+{
+	struct rlimit limit;
+	size_t handles = dorder_handles();
+	rlim_t more;
+
+	if (wanted > handles)
+		wanted = handles;
+	if (getrlimit(RLIMIT_NOFILE, &limit))
+		return 0;
+	hold->before = limit;
+	if (limit.rlim_cur == RLIM_INFINITY)
+		return wanted;
+	more = limit.rlim_max - limit.rlim_cur;
+	limit.rlim_cur += more < wanted ? more : wanted;
+	if (more && !setrlimit(RLIMIT_NOFILE, &limit))
+		hold->raised = limit.rlim_cur;
+	else
+		limit.rlim_cur = hold->before.rlim_cur;
+	/* What the program had stays its own, but half will do. */
+	more = limit.rlim_cur - hold->before.rlim_cur;
+	if (more < limit.rlim_cur / 2)
+		more = limit.rlim_cur / 2;
+	return more < wanted ? more : wanted;
+}
+
+bool dorder_hold_start(struct dorder_hold *hold, uint32_t slots)
+{
+	uint32_t n;
+
+	hold->files = dorder_pages(slots * sizeof(*hold->files));
+	if (!hold->files)
+		return false;
+	for (n = 0; n < slots; n++)
+		hold->files[n] = -1;
+	hold->slots = slots;
+	hold->count = 0;
+	hold->raised = 0;
+	hold->most = allow(hold, slots);
+	return true;
+}
+
+bool dorder_hold_lost(struct dorder_hold *hold, uint32_t n)
+{
+	struct rusage used;
+	long waits;
+
+	if (n % SOME || getrusage(RUSAGE_THREAD, &used))
+		return false;
+	waits = used.ru_nvcsw - hold->waits;
+	hold->waits = used.ru_nvcsw;
+	/* The names were read with the first file: that had to wait. */
+	if (n == SOME) {
+		if (!hold->limit)
+			hold->limit = SOME;
+		hold->usual = LONG_MAX;
+		hold->extra = 0;
+		hold->reading = false;
+		return false;
+	}
+	if (hold->reading) {
+		/*
+		 * As much as reading them costs may be lost before it is done
+		 * again; more if they were in memory after all.
+		 */
+		if (waits <= SOME / 4)
+			hold->limit = hold->limit < 1 << 20 ? hold->limit * 2
+							    : hold->limit;
+		else
+			hold->limit = waits > SOME ? waits : SOME;
+		hold->extra = 0;
+		hold->reading = false;
+		return false;
+	}
+	if (hold->usual > waits)
+		hold->usual = waits;
+	hold->extra += waits - hold->usual;
+	hold->reading = hold->extra >= hold->limit;
+	return hold->reading;
+}
+
+void dorder_hold_take(struct dorder_hold *hold, uint32_t at, int fd)
+{
+	if (fd < 0)
+		return;
+	if (hold->count == hold->most) {
+		close(fd);
+		return;
+	}
+	hold->files[at] = fd;
+	hold->count++;
+}
+
+void dorder_hold_release(struct dorder_hold *hold, uint32_t at)
+{
+	if (!hold->files || hold->files[at] < 0)
+		return;
+	close(hold->files[at]);
+	hold->files[at] = -1;
+	hold->count--;
+}
+
+void dorder_hold_end(struct dorder_hold *hold)
+{
+	struct rlimit now;
+	uint32_t n;
+
+	for (n = 0; hold->count && n < hold->slots; n++)
+		dorder_hold_release(hold, n);
+	if (hold->files)
+		dorder_pages_free(hold->files,
+				  hold->slots * sizeof(*hold->files));
+	hold->files = NULL;
+	/* Unless the program has changed it itself. */
+	if (hold->raised && !getrlimit(RLIMIT_NOFILE, &now) &&
+	    now.rlim_cur == hold->raised)
+		setrlimit(RLIMIT_NOFILE, &hold->before);
+	hold->raised = 0;
+}

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: LGPL-2.0-or-later */
+/*
+ * Files held open, by small numbers, so that neither their inodes nor their
+ * names leave memory before they are used.  Inside libdiskorder only.
+ */
+#ifndef DISKORDER_HOLD_H
+#define DISKORDER_HOLD_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/resource.h>
+
+struct dorder_hold {
+	int *files; /* -1: none held at this place; NULL: not started */
+	uint32_t slots;
+	uint32_t most, count; /* may be held, are held */
+	struct rlimit before; /* what this process had, */
+	rlim_t raised; /* and has since; 0: as before */
+	long waits; /* of this thread, when they were looked at last */
+	long usual; /* between two looks: inodes alone */
+	long extra, limit; /* of those over that, so many cause a new reading */
+	bool reading; /* the names are being read again */
+};
+
+/*
+ * Make ready to hold up to slots files.  As many as that raise the process's
+ * soft limit of open files, within its hard limit; where that is not enough,
+ * files beyond half of it are not held.  False: without memory, nothing is
+ * held.  A hold that is all 0 has not been started.
+ */
+bool dorder_hold_start(struct dorder_hold *hold, uint32_t slots);
+
+/*
+ * Whether a directory's names should be read again, with the file opened next.
+ * An inode makes this thread wait now and then, when the next piece of inode
+ * tables is read; a name that has left memory makes it wait for a block of its
+ * own, and all of them together are read in fewer requests.  To be asked before
+ * each file that is opened to be held but the first one of a stretch; n counts
+ * them from there.
+ */
+bool dorder_hold_lost(struct dorder_hold *hold, uint32_t n);
+
+/* Take over fd (or -1) as number at, less than slots and free; may close it. */
+void dorder_hold_take(struct dorder_hold *hold, uint32_t at, int fd);
+
+/* Let number at go, if it is held. */
+void dorder_hold_release(struct dorder_hold *hold, uint32_t at);
+
+/* Let all go; the limit is what it was. */
+void dorder_hold_end(struct dorder_hold *hold);
+
+#endif
