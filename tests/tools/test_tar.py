@@ -158,7 +158,8 @@ def test_files_are_held_open(tar, many, tmp_path, soft, hard, most):
         at_once = max(at_once, len(held))
     members = [os.path.basename(n) for n in regular(tmp_path / "a.tar")]
     assert sorted(opened) == sorted(os.listdir(many)) == sorted(members)
-    assert falls([os.stat(many / n).st_ino for n in opened]) <= 2
+    # In one row, or in two of at most 4,096, the least there is.
+    assert falls([os.stat(many / n).st_ino for n in opened]) <= 2 + (most < 5000)
     # One more is open while it is looked at.
     assert at_once in (most, most + 1) and not held
     assert limits == ([soft + most, soft] if soft < hard else [])
