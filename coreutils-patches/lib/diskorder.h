@@ -260,6 +260,18 @@ int64_t dorder_window_add(struct dorder_window *window, int fd, off_t size);
 #define DORDER_READ_BYTES 400
 int dorder_window_enough(const struct dorder_window *window);
 
+/*
+ * Take over fd, of the file that was added last and is item number item, and
+ * keep it open: its name and its inode will be in memory when the caller opens
+ * it.  Closes fd at once if item is negative and where the limit of open files
+ * (see hold) does not let it.  dorder_window_used() is to be called when a file
+ * has been opened, for each that was added, in that order; those of two windows
+ * are kept at most.  For windows that dorder_window_read_all() empties.  Both
+ * leave errno alone.
+ */
+void dorder_window_keep(struct dorder_window *window, int64_t item, int fd);
+void dorder_window_used(struct dorder_window *window);
+
 /* How many files were added since it was empty. */
 uint32_t dorder_window_count(const struct dorder_window *window);
 

@@ -86,11 +86,10 @@ bool dorder_hold_lost(struct dorder_hold *hold, uint32_t n)
 		 * As much as reading them costs may be lost before it is done
 		 * again; more if they were in memory after all.
 		 */
-		if (waits <= SOME / 4)
-			hold->limit = hold->limit < 1 << 20 ? hold->limit * 2
-							    : hold->limit;
-		else
+		if (waits > SOME / 4)
 			hold->limit = waits > SOME ? waits : SOME;
+		else if (hold->limit < 1 << 20)
+			hold->limit *= 2;
 		hold->extra = 0;
 		hold->reading = false;
 		return false;

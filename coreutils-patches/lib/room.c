@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: LGPL-2.0-or-later
-/* How much memory there is to keep things in, and how many files may be open. */
+/* How much memory there is to keep things in, that memory, and how many files may be open. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 /* Long enough for the lines that matter; the rest of a file is left unread. */
@@ -132,4 +133,18 @@ size_t dorder_handles_at(const char *root)
 size_t dorder_handles(void)
 {
 	return dorder_handles_at("");
+}
+
+void *dorder_pages(size_t size)
+{
+	void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE,
+			    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	return memory == MAP_FAILED ? NULL : memory;
+}
+
+void dorder_pages_free(void *memory, size_t size)
+{
+	if (memory)
+		munmap(memory, size);
 }

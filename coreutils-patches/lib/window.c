@@ -12,7 +12,6 @@
 #include <errno.h>
 #include <stdbool.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 struct dorder_window {
@@ -34,6 +33,8 @@ struct dorder_window {
 	struct dorder_key *keys;
 	struct dorder_key *round; /* a stretch: item and place in keys */
 	struct dorder_hold hold; /* by place in keys, modulo stretch */
+	uint32_t first; /* where item 0 is in hold, of files that are kept, */
+	uint32_t used; /* and the one that will be used next */
 };
 
 /* In sizes: the file's data is not dropped. */
@@ -54,28 +55,16 @@ static void empty(struct dorder_window *window)
 {
 	int saved = errno;
 
-	dorder_hold_end(&window->hold);
-	dorder_pages_free(window->round, round_bytes(window));
+	if (window->round) {
+		dorder_hold_end(&window->hold);
+		dorder_pages_free(window->round, round_bytes(window));
+	}
 	errno = saved;
 	window->round = NULL;
 	window->count = window->next = window->ahead = window->looked = 0;
 	window->ahead_bytes = 0;
 	window->falls = 0;
 	window->sorted = false;
-}
-
-void *dorder_pages(size_t size)
-{
-	void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE,
-			    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-	return memory == MAP_FAILED ? NULL : memory;
-}
-
-void dorder_pages_free(void *memory, size_t size)
-{
-	if (memory)
-		munmap(memory, size);
 }
 
 struct dorder_window *dorder_window_new(const struct dorder_window_ops *ops,
@@ -90,15 +79,11 @@ struct dorder_window *dorder_window_new(const struct dorder_window_ops *ops,
 		errno = ENOMEM;
 		return NULL;
 	}
-	window->ops = ops;
-	window->ctx = ctx;
-	window->watch = watch;
-	window->max = max;
+	*window = (struct dorder_window){
+		.ops = ops, .ctx = ctx, .watch = watch, .max = max
+	};
 	window->keys = (struct dorder_key *)(window + 1);
 	window->sizes = (uint32_t *)(window->keys + max);
-	window->round = NULL;
-	window->hold = (struct dorder_hold){ 0 };
-	empty(window);
 	return window;
 }
 
@@ -107,6 +92,7 @@ void dorder_window_free(struct dorder_window *window)
 	if (!window)
 		return;
 	empty(window);
+	dorder_hold_end(&window->hold);
 	if (window->ops->release)
 		window->ops->release(window->ctx, window,
 				     bytes_of(window->max));
@@ -129,13 +115,25 @@ static int cached(struct dorder_window *window, int fd, off_t size)
 
 static size_t room(struct dorder_window *window)
 {
-	int saved = errno;
 	size_t bytes = window->ops->room ? window->ops->room(window->ctx)
 					 : dorder_room();
 
-	errno = saved;
 	/* So that half of it in files is a number that fits. */
 	return bytes < UINT32_MAX ? bytes : UINT32_MAX;
+}
+
+/* Where an item is in hold between dorder_window_add() and read_all(). */
+static uint32_t slot_of(const struct dorder_window *window, uint32_t item)
+{
+	return (window->first + item) % (2 * window->max);
+}
+
+/* The file dorder_window_keep() was given for an item, or -1. */
+static int kept(const struct dorder_window *window, uint32_t item)
+{
+	if (!window->hold.files || window->round)
+		return -1;
+	return window->hold.files[slot_of(window, item)];
 }
 
 int64_t dorder_window_add(struct dorder_window *window, int fd, off_t size)
@@ -156,6 +154,8 @@ int64_t dorder_window_add(struct dorder_window *window, int fd, off_t size)
 	errno = saved;
 	if (!place)
 		return -1;
+	/* Kept for a file of an earlier window, if it still is. */
+	dorder_hold_release(&window->hold, slot_of(window, window->count));
 	window->falls += window->count && place < key[-1].key;
 	key->key = place;
 	key->tie = key->value = window->count;
@@ -167,6 +167,28 @@ int64_t dorder_window_add(struct dorder_window *window, int fd, off_t size)
 	if (found < 0 || size > DORDER_AHEAD_FILE)
 		window->sizes[window->count] |= KEEP;
 	return window->count++;
+}
+
+void dorder_window_keep(struct dorder_window *window, int64_t item, int fd)
+{
+	int saved = errno;
+
+	if (item >= 0 && !window->hold.files)
+		dorder_hold_start(&window->hold, 2 * window->max);
+	if (item >= 0 && window->hold.files)
+		dorder_hold_take(&window->hold, slot_of(window, item), fd);
+	else
+		close(fd);
+	errno = saved;
+}
+
+void dorder_window_used(struct dorder_window *window)
+{
+	int saved = errno;
+
+	dorder_hold_release(&window->hold, window->used++);
+	window->used %= 2 * window->max;
+	errno = saved;
 }
 
 int dorder_window_enough(const struct dorder_window *window)
@@ -188,16 +210,17 @@ static size_t read_ahead(struct dorder_window *window, uint32_t place)
 {
 	uint32_t item = window->keys[place].value;
 	uint32_t size = window->sizes[item] & ~KEEP;
-	int saved = errno, fd;
+	int saved = errno, has = kept(window, item), fd = has;
 	size_t bytes = 0;
 
-	fd = window->ops->open(window->ctx, item);
-	if (fd >= 0) {
+	if (has < 0)
+		fd = window->ops->open(window->ctx, item);
+	if (fd >= 0)
 		bytes = window->ops->ahead
 				? window->ops->ahead(window->ctx, fd, size)
 				: dorder_will_read(fd, size, DORDER_AHEAD_FILE);
+	if (fd != has)
 		close(fd);
-	}
 	errno = saved;
 	return bytes;
 }
@@ -217,7 +240,8 @@ static uint32_t stretch(struct dorder_window *window)
 /* Make ready to hold files, if there are enough; without memory none is. */
 static void start_holding(struct dorder_window *window)
 {
-	if (!window->ops->hold || window->count <= DORDER_HOLD_LEAST)
+	if (!window->ops->hold || window->hold.files ||
+	    window->count <= DORDER_HOLD_LEAST)
 		return;
 	window->stretch = stretch(window);
 	if (!dorder_hold_start(&window->hold, window->stretch))
@@ -234,14 +258,9 @@ static void start_holding(struct dorder_window *window)
 
 static void sort(struct dorder_window *window)
 {
-	int saved = errno;
-
-	if (window->sorted)
-		return;
-	dorder_sort(window->keys, window->count);
+	if (!window->sorted)
+		dorder_sort(window->keys, window->count);
 	window->sorted = true;
-	start_holding(window);
-	errno = saved;
 }
 
 /*
@@ -309,9 +328,14 @@ static void done(struct dorder_window *window)
 
 int dorder_window_next(struct dorder_window *window, uint32_t *item)
 {
+	int saved = errno;
 	uint32_t slot;
 
-	sort(window);
+	if (!window->sorted) {
+		sort(window);
+		start_holding(window);
+		errno = saved;
+	}
 	done(window);
 	if (window->next == window->count) {
 		empty(window);
@@ -342,6 +366,8 @@ size_t dorder_window_read_all(struct dorder_window *window)
 	sort(window);
 	for (n = 0; n < window->count; n++)
 		bytes += read_ahead(window, n);
+	window->first += window->count;
+	window->first %= 2 * window->max;
 	empty(window);
 	return bytes;
 }

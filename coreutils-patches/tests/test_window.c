@@ -332,16 +332,17 @@ static size_t lots_room(void *ctx)
 	return lots_room_bytes;
 }
 
+static const struct dorder_window_ops lots_ops = { .open = lots_open,
+						   .hold = lots_hold,
+						   .drop = lots_drop,
+						   .cached = lots_cached,
+						   .place = lots_place,
+						   .ahead = lots_ahead,
+						   .room = lots_room };
+
 /* files: whose inodes there is room for. */
 static void test_hold(uint32_t count, uint32_t chunks, size_t files)
 {
-	static const struct dorder_window_ops real = { .open = lots_open,
-						       .hold = lots_hold,
-						       .drop = lots_drop,
-						       .cached = lots_cached,
-						       .place = lots_place,
-						       .ahead = lots_ahead,
-						       .room = lots_room };
 	struct lots *l = calloc(1, sizeof(*l));
 	struct dorder_watch watch = { 0, 0, 0 };
 	uint32_t item, seen, dropped, n, most, before = open_files();
@@ -361,7 +362,7 @@ static void test_hold(uint32_t count, uint32_t chunks, size_t files)
 		chunks = (count + wanted - 1) / wanted;
 	}
 	lots_room_bytes = files * 4 * DORDER_HOLD_BYTES;
-	w = dorder_window_new(&real, l, LOTS, &watch);
+	w = dorder_window_new(&lots_ops, l, LOTS, &watch);
 	/* Twice: what was held must not be remembered. */
 	for (round = 0; round < 2 && l && w; round++) {
 		memset(l, 0, sizeof(*l));
@@ -416,13 +417,8 @@ static void test_hold(uint32_t count, uint32_t chunks, size_t files)
 static void test_lost(uint32_t gone, uint32_t back, uint32_t least,
 		      uint32_t most)
 {
-	static const struct dorder_window_ops real = { .open = lots_open,
-						       .hold = lots_hold,
-						       .place = lots_place,
-						       .ahead = lots_ahead,
-						       .room = lots_room };
 	struct lots *l = calloc(1, sizeof(*l));
-	struct dorder_window *w = dorder_window_new(&real, l, 16000, NULL);
+	struct dorder_window *w = dorder_window_new(&lots_ops, l, 16000, NULL);
 	uint32_t item, n;
 	char what[120];
 	bool good;
@@ -444,6 +440,96 @@ static void test_lost(uint32_t gone, uint32_t back, uint32_t least,
 		 gone, back, l->reads, l->asks);
 	ok(good, what);
 	free(l);
+}
+
+/* Files kept open for two windows, which are used without opening them. */
+static void test_keep(rlim_t soft)
+{
+	struct fake *f = calloc(1, sizeof(*f));
+	struct dorder_window *w = dorder_window_new(&ops, f, 400, NULL);
+	struct rlimit limit = limit_now(), before = limit;
+	uint32_t open_before = open_files(), n, most;
+	int last[800], total = 0, round, fd, i, more;
+	bool good = true;
+	char what[80];
+
+	limit.rlim_cur = soft;
+	if (setrlimit(RLIMIT_NOFILE, &limit))
+		abort();
+	most = before.rlim_max - soft > 800 ? 800 : soft / 2;
+	for (n = 0; n < 400; n++) {
+		f->places[n] = 1 + rnd() % 100;
+		f->sizes[n] = 4096;
+	}
+	for (round = 0; round < 12; round++) {
+		memset(f->opened, 0, sizeof(f->opened));
+		f->ahead = 0;
+		n = round ? 1 + rnd() % 400 : 400;
+		for (i = 0; i < (int)n; i++) {
+			fd = open("/dev/null", O_PATH);
+			last[total++ % 800] = fd;
+			errno = 7;
+			dorder_window_keep(w, dorder_window_add(w, i, 4096),
+					   fd);
+			good &= errno == 7;
+		}
+		good &= dorder_window_read_all(w) == n * 4096;
+		for (i = 0; i < (int)n; i++)
+			good &= most < 800 || !f->opened[i];
+		for (i = 0; i < 800 && i < total && most == 800; i++)
+			good &= fcntl(last[i], F_GETFD) >= 0;
+		i = total < (int)most ? total : (int)most;
+		good &= open_files() - open_before == (uint32_t)i;
+	}
+	fd = open("/dev/null", O_PATH);
+	dorder_window_keep(w, dorder_window_add(w, 0, 0), fd);
+	good &= fcntl(fd, F_GETFD) < 0;
+	/* Those used are closed one by one; what is added then is kept. */
+	for (i = 0; i < total; i++)
+		dorder_window_used(w);
+	good &= open_files() == open_before;
+	for (more = 0; more < 200; more++) {
+		fd = open("/dev/null", O_PATH);
+		dorder_window_keep(w, dorder_window_add(w, more, 4096), fd);
+	}
+	good &= open_files() - open_before == 200;
+	dorder_window_read_all(w);
+	for (i = 0; i < more; i++) {
+		dorder_window_used(w);
+		good &= open_files() - open_before == 199 - (uint32_t)i;
+	}
+	dorder_window_free(w);
+	good &= open_files() == open_before && limit_now().rlim_cur == soft;
+	if (setrlimit(RLIMIT_NOFILE, &before))
+		abort();
+	free(f);
+	snprintf(what, sizeof(what), "of two windows %u files are kept open",
+		 most);
+	ok(good && total > 800, what);
+}
+
+/* A number that another file had before: what was kept for that is not used. */
+static void test_not_kept(void)
+{
+	struct fake *f = calloc(1, sizeof(*f));
+	struct dorder_window *w = dorder_window_new(&ops, f, 1, NULL);
+	uint32_t before = open_files();
+	bool good = true;
+	int round;
+
+	f->places[0] = 1;
+	for (round = 0; round < 5; round++) {
+		memset(f->opened, 0, sizeof(f->opened));
+		good &= !dorder_window_add(w, 0, 1);
+		if (round < 2)
+			dorder_window_keep(w, 0, open("/dev/null", O_PATH));
+		good &= dorder_window_read_all(w) == 1;
+		good &= f->opened[0] == (round >= 2);
+	}
+	good &= open_files() == before;
+	dorder_window_free(w);
+	free(f);
+	ok(good, "one that is not kept is opened");
 }
 
 static void all_holds(void)
@@ -477,6 +563,7 @@ static void test_holds(void)
 	if (setrlimit(RLIMIT_NOFILE, &low))
 		abort();
 	all_holds();
+	test_keep(600);
 }
 
 /* A file below top, in directories that are made. */
@@ -706,6 +793,8 @@ int main(int argc, char **argv)
 	test_next(4, 4, 64 << 20);
 	test_next(1, 2, 5000);
 	test_read_all();
+	test_not_kept();
+	test_keep(600);
 	test_room();
 	test_enough();
 	test_bounds();
