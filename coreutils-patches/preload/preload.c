@@ -29,6 +29,8 @@
 #define BUCKETS 256
 /* Sorting may take this much in all streams together. */
 #define STREAMS_MEMORY ((size_t)128 << 20)
+/* A directory of more bytes has more than 10,000 names, unless they are long. */
+#define FTS_SIZE (1 << 20)
 
 _Static_assert(sizeof(struct dirent) == sizeof(struct dirent64),
 	       "readdir and readdir64 are one function here");
@@ -117,6 +119,28 @@ static void leave(struct stream *s)
 	pthread_mutex_unlock(&s->lock);
 }
 
+/*
+ * gnulib's fts, which these programs read trees with, sorts the names of
+ * directories with more than 10,000 itself, 100,000 at a time as they come from
+ * the file system: in hash order, so that each time only a part of the
+ * directory's blocks has to stay in memory.  Sorted here once more, names come
+ * from all of them.
+ */
+static bool sorts_itself(int fd)
+{
+	static const char *const fts[] = { "chcon", "chgrp", "chmod", "chown",
+					   "du",    "find",  "grep",  "rm" };
+	struct stat st;
+	size_t n;
+
+	if (fstat(fd, &st) || st.st_size <= FTS_SIZE)
+		return false;
+	for (n = 0; n < sizeof(fts) / sizeof(*fts); n++)
+		if (!strcmp(program_invocation_short_name, fts[n]))
+			return true;
+	return false;
+}
+
 /* Put a reader beside a stream that was just opened.  Keeps errno. */
 static DIR *adopt(DIR *dir)
 {
@@ -124,7 +148,7 @@ static DIR *adopt(DIR *dir)
 	size_t memory;
 	struct stream *s;
 
-	if (!dir || !dorder_pays(dirfd(dir)))
+	if (!dir || !dorder_pays(dirfd(dir)) || sorts_itself(dirfd(dir)))
 		goto out;
 	s = calloc(1, sizeof(*s));
 	if (!s)
