@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """rsync that goes in disk order, alone and with an unpatched one at the other end."""
 
+import contextlib
 import os
 import pathlib
 import random
 import re
 import shutil
+import threading
 
 import pytest
 from conftest import built, contents, falls, first_extent, forget, in_memory, named_in_order, run
@@ -106,7 +108,7 @@ def some(ext4):
 def sent_ahead(out, folder):
     """From a trace of openat and fadvise: the files read ahead, in order, and the most bytes and files ahead at a time.
 
-    A file is opened three times: to ask where it lies, to be read ahead, to be sent.
+    A file is opened twice: to ask where it lies and to be read ahead, which it stays open for, and to be sent.
     """
     names, opened, waiting, most = [], {}, {}, (0, 0)
     for line in pathlib.Path(out).read_text(errors="replace").splitlines():
@@ -116,7 +118,7 @@ def sent_ahead(out, folder):
         name = found[1]
         if "openat(" in line:
             opened[name] = opened.get(name, 0) + 1
-            if name in waiting and opened[name] == 3:
+            if name in waiting and opened[name] == 2:
                 del waiting[name]
         elif "WILLNEED" in line:
             names.append(name)
@@ -162,7 +164,7 @@ def test_reads_ahead_in_disk_order(rsync, shell, some, ext4, tmp_path, extra):
     assert len(set(names)) == len(names) > 1000
     # As they are opened to be sent: below the source's own descriptor, no link followed.
     opened = [t for t in log.read_text().splitlines() if "openat(" in t and f"<{some}/" in t.split("AT_FDCWD<")[-1]]
-    assert len(opened) > 3000 and all(f"<{some}>, " in t and "O_NOFOLLOW" in t and "AT_FDCWD" not in t for t in opened)
+    assert len(opened) > 2000 and all(f"<{some}>, " in t and "O_NOFOLLOW" in t and "AT_FDCWD" not in t for t in opened)
     # Half of them in no order; the fewer requests wait, the shorter the runs.
     assert falls([first_extent(some / n) for n in names]) < len(names) / 4
 
@@ -180,6 +182,74 @@ def test_reads_nothing_ahead_that_is_in_memory(rsync, many, ext4, tmp_path):
         assert contents(out) == contents(many)
     finally:
         shutil.rmtree(out)
+
+
+def rounds(out):
+    """From such a trace: how many files were read ahead at each look."""
+    counts = [0]
+    for line in pathlib.Path(out).read_text(errors="replace").splitlines():
+        if "WILLNEED" in line:
+            counts[-1] += 1
+        elif counts[-1] and "openat(" in line:
+            counts.append(0)
+    return counts
+
+
+@contextlib.contextmanager
+def losing(folder):
+    """Meanwhile the data of a directory's files leaves memory all the time."""
+    done = threading.Event()
+
+    def lose():
+        while not done.is_set():
+            forget(folder)
+
+    thread = threading.Thread(target=lose)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_reads_less_ahead_when_that_is_lost(rsync, many, ext4, tmp_path):
+    """Where data leaves memory before it is sent, fewer files are read ahead, then none for a while; all are sent."""
+    looks = {}
+    for name, around in (("kept", contextlib.nullcontext()), ("lost", losing(many))):
+        out = ext4 / f"copy, {name}"
+        forget(many)
+        try:
+            with around:
+                log = trace(tmp_path, ("openat", "fadvise64"), rsync, "-a", f"{many}/", f"{out}/", strace=("-y",))
+            assert contents(out) == contents(many)
+        finally:
+            shutil.rmtree(out, ignore_errors=True)
+        looks[name] = rounds(log)
+    half = {name: counts[len(counts) // 2 :] for name, counts in looks.items()}
+    assert max(half["lost"]) < max(looks["kept"]) / 4
+    # Of the last 1,000 and more, sent while it rests, none is read ahead.
+    assert 2000 < sum(looks["lost"]) < 4000 and sum(looks["kept"]) > 4500
+    assert max(half["kept"]) > 2 * 32
+
+
+def test_space_is_free_when_it_was_sent(rsync, many, ext4, tmp_path):
+    """Files that --remove-source-files removed do not stay open: of those read ahead none outlives its sending."""
+    top, out = ext4 / "moved", ext4 / "moved to"
+    shutil.copytree(many, top)
+    forget(top)
+    try:
+        argv = [rsync, "-a", "--remove-source-files", f"{top}/", f"{out}/"]
+        log = trace(tmp_path, ("openat", "close", "unlink", "unlinkat"), *argv, strace=("-y",))
+        assert not os.listdir(top) and contents(out)[0].keys() == contents(many)[0].keys()
+    finally:
+        for path in (top, out):
+            shutil.rmtree(path, ignore_errors=True)
+    text = log.read_text(errors="replace")
+    removed = re.findall(r"unlink(?:at)?\(.*?([0-9a-f]{16}\.msg)\"", text)
+    assert len(removed) == 5000
+    # strace marks the descriptor of a file that has no name any longer.
+    assert not re.findall(rf"close\(\d+<{re.escape(str(top))}/[^>]*\(deleted\)>|close\(\d+<[^>]*>\(deleted\)", text)
 
 
 def test_reading_ahead_is_bounded(rsync, ext4, tmp_path):
