@@ -538,6 +538,10 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join(lines)
 
 
+def table_markdown(head: list[str], rows: list[list[str]]) -> list[str]:
+    return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
+
+
 def pick_python() -> None:
     """Run again with the project's own Python when this one lacks matplotlib."""
     own = BUILD / "venv" / "bin" / "python3"
