@@ -271,6 +271,14 @@ def test_cost_of_an_operation_can_be_missed_by_two_sizes_but_not_met():
     assert found(Data(near)).reached == "10,000: 10.0 µs, 100,000: 10.0 µs"
     near[1]["figures"]["disks"]["sas10k"]["reads"] *= 1.3
     assert found(Data(near)).met is False
+    # to get cheaper is no fault, to get dearer again is
+    near[1]["figures"]["disks"]["sas10k"]["reads"] *= 0.5
+    assert found(Data(near)).met is None
+    last = result("itree", "lstat", count=5_000_000)
+    last["figures"]["disks"]["sas10k"]["reads"] = 50 * 0.75
+    assert found(Data([*near, last])).met is True
+    last["figures"]["disks"]["sas10k"]["reads"] = 50 * 0.85
+    assert found(Data([*near, last])).met is False
 
 
 # -- the report ---------------------------------------------------------------------
