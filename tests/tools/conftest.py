@@ -43,8 +43,29 @@ def built(name):
     return path
 
 
+def file_system(path):
+    return run("stat", "-f", "-c", "%T", path).strip()
+
+
 def on_ext4(path):
-    return run("stat", "-f", "-c", "%T", path).strip() == "ext2/ext3"
+    return file_system(path) == "ext2/ext3"
+
+
+def keeps_attributes(path):
+    return file_system(path) in ("ext2/ext3", "xfs", "btrfs")
+
+
+@contextlib.contextmanager
+def loop_mounted(image, where):
+    """Meanwhile the file system in an image is mounted at a new directory; skips where that cannot be done."""
+    where.mkdir()
+    res = run("mount", "-o", "loop", image, where, ok=False)
+    if res.returncode:
+        pytest.skip(f"a loop mount of {image.name} failed: {res.stderr.strip()}")
+    try:
+        yield where
+    finally:
+        run("umount", where)
 
 
 @pytest.fixture(scope="session")
@@ -54,38 +75,27 @@ def ext4(tmp_path_factory):
     if on_ext4(base):
         yield base
         return
-    image = base / "image"
+    image = base / "ext4"
     with open(image, "wb") as handle:
         handle.truncate(1 << 30)
     run("mke2fs", "-q", "-t", "ext4", "-F", image)
-    where = base / "mnt"
-    where.mkdir()
-    res = run("mount", "-o", "loop", image, where, ok=False)
-    if res.returncode:
-        pytest.skip(f"needs ext4: temporary files are elsewhere and a loop mount failed: {res.stderr.strip()}")
-    try:
+    with loop_mounted(image, base / "mnt") as where:
         yield where
-    finally:
-        run("umount", where)
 
 
-@pytest.fixture(scope="session")
-def many(ext4):
-    """5,000 files with data of their own in one directory, in hash order."""
-    where = ext4 / "many"
+def make_many(where, count):
+    """A directory of files with data of their own."""
     where.mkdir()
     rng = random.Random(5)
-    for number in range(5000):
+    for number in range(count):
         name = f"{rng.getrandbits(64):016x}.msg"
         (where / name).write_bytes(f"{number}\n".encode() * rng.randint(1, 900))
     os.sync()
     return where
 
 
-@pytest.fixture(scope="session")
-def tree(ext4):
+def make_tree(top):
     """What makes trouble in archives, with old time stamps."""
-    top = ext4 / "tree"
     (top / "d" / "deep" / "er").mkdir(parents=True)
     (top / "empty").mkdir()
     (top / "closed").mkdir()
@@ -103,7 +113,7 @@ def tree(ext4):
     os.link(top / "closed" / "in", top / "hard")
     os.symlink("d/f1", top / "sym")
     os.mkfifo(top / "fifo")
-    if on_ext4(top):
+    if keeps_attributes(top):
         os.setxattr(top / "d" / "f7", "user.colour", b"blue")
     os.chmod(top / "closed", 0o555)
     for folder, dirs, files in os.walk(top, topdown=False):
@@ -112,6 +122,17 @@ def tree(ext4):
     os.utime(top, ns=(10**18, 10**18))
     os.sync()
     return top
+
+
+@pytest.fixture(scope="session")
+def many(ext4):
+    """5,000 files in one directory, in hash order."""
+    return make_many(ext4 / "many", 5000)
+
+
+@pytest.fixture(scope="session")
+def tree(ext4):
+    return make_tree(ext4 / "tree")
 
 
 def first_extent(path):
