@@ -133,7 +133,9 @@ def judge(outcome):
     def check():
         if outcome.fails:
             shown = "\n".join(outcome.fails[:15])
-            pytest.fail(f"{len(outcome.fails)} findings\n{shown}\nkernel log: {outcome.log}", pytrace=False)
+            # The first line is what pytest's summary shows, and that may be all that is left of a log.
+            first = outcome.fails[0].strip().splitlines()[0] if outcome.fails[0].strip() else "?"
+            pytest.fail(f"{len(outcome.fails)} findings: {first}\n{shown}\nkernel log: {outcome.log}", pytrace=False)
         if outcome.skip:
             pytest.skip(outcome.skip)
 
