@@ -194,8 +194,8 @@ size_t dorder_handles_at(const char *root);
  * keep it together with the name, or -1; the window closes it when the file was
  * used.  With many files, as many as memory holds the inodes of are opened, in
  * the order they were added, before the first of them is read ahead; first is
- * 1 for the one that a stretch begins with, and the directory may have gone from
- * memory since.  Meanwhile the process's soft limit of open files is higher.
+ * 1 for one with which the names of its directory are worth reading again, which
+ * may have gone from memory.  Meanwhile the process's soft limit of open files is higher.
  * NULL: never.
  * drop: give the memory of an open file's data back (dorder_will_not_read()).
  * Called for each file that was read ahead whole and not in memory before, once

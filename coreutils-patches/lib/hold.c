@@ -19,6 +19,8 @@
 
 /* Waits are looked at after so many files. */
 #define SOME 64
+/* Reading names that are in memory waits no more often. */
+#define FEW 4
 
 /* So many more files may be open in this process. */
 static uint32_t allow(struct dorder_hold *hold, uint32_t wanted)
@@ -63,37 +65,61 @@ bool dorder_hold_start(struct dorder_hold *hold, uint32_t slots)
 	return true;
 }
 
+/* How often this thread has waited since the last call. */
+static long waits_since(struct dorder_hold *hold)
+{
+	long before = hold->waits;
+	struct rusage used;
+
+	if (getrusage(RUSAGE_THREAD, &used))
+		return 0;
+	hold->waits = used.ru_nvcsw;
+	return hold->waits - before;
+}
+
+/* The names have been read: was that of use? */
+static void judge(struct dorder_hold *hold, long waits)
+{
+	hold->extra = 0;
+	hold->reading = false;
+	if (waits > FEW) {
+		/* As much as reading them costs may be lost before the next. */
+		hold->limit = waits > SOME ? waits : SOME;
+		hold->usual = LONG_MAX;
+		hold->pause = 0;
+		return;
+	}
+	/* They were in memory after all. */
+	if (hold->limit < 1 << 20)
+		hold->limit *= 2;
+	if (hold->pause < 1 << 10)
+		hold->pause = hold->pause ? 2 * hold->pause : 1;
+	hold->pass = hold->pause;
+}
+
 bool dorder_hold_lost(struct dorder_hold *hold, uint32_t n)
 {
-	struct rusage used;
 	long waits;
 
-	if (n % SOME || getrusage(RUSAGE_THREAD, &used))
-		return false;
-	waits = used.ru_nvcsw - hold->waits;
-	hold->waits = used.ru_nvcsw;
-	/* The names were read with the first file: that had to wait. */
-	if (n == SOME) {
-		if (!hold->limit)
+	if (!n) {
+		waits_since(hold);
+		hold->reading = !hold->pass;
+		if (hold->pass)
+			hold->pass--;
+		if (!hold->limit) {
 			hold->limit = SOME;
-		hold->usual = LONG_MAX;
+			hold->usual = LONG_MAX;
+		}
 		hold->extra = 0;
-		hold->reading = false;
-		return false;
+		return hold->reading;
 	}
 	if (hold->reading) {
-		/*
-		 * As much as reading them costs may be lost before it is done
-		 * again; more if they were in memory after all.
-		 */
-		if (waits > SOME / 4)
-			hold->limit = waits > SOME ? waits : SOME;
-		else if (hold->limit < 1 << 20)
-			hold->limit *= 2;
-		hold->extra = 0;
-		hold->reading = false;
+		judge(hold, waits_since(hold));
 		return false;
 	}
+	if (n % SOME)
+		return false;
+	waits = waits_since(hold);
 	if (hold->usual > waits)
 		hold->usual = waits;
 	hold->extra += waits - hold->usual;

@@ -284,8 +284,7 @@ static void look(struct dorder_window *window)
 	dorder_sort(key, rest);
 	for (n = 0; n < rest; n++) {
 		fd = window->ops->hold(window->ctx, key[n].key,
-				       !n || dorder_hold_lost(&window->hold,
-							      n));
+				       dorder_hold_lost(&window->hold, n));
 		dorder_hold_take(&window->hold, key[n].value % window->stretch,
 				 fd);
 	}

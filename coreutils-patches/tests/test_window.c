@@ -349,8 +349,9 @@ static void test_hold(uint32_t count, uint32_t chunks, size_t files)
 	uint32_t allowed = allowance(), wanted;
 	rlim_t soft = limit_now().rlim_cur;
 	struct dorder_window *w;
+	uint32_t stretches = 0, next = 0, pause = 1, asks;
 	bool good = true;
-	char what[120];
+	char what[160];
 	int round;
 
 	wanted = files < DORDER_HOLD_LEAST ? DORDER_HOLD_LEAST : files;
@@ -383,7 +384,11 @@ static void test_hold(uint32_t count, uint32_t chunks, size_t files)
 		}
 		good &= errno == 7 && seen == count;
 		good &= l->holds == (chunks ? count : 0);
-		good &= l->falls == chunks && l->firsts == chunks;
+		/* Names that are in memory are read less and less often. */
+		stretches += chunks;
+		for (asks = 0; next < stretches; asks++, pause *= 2)
+			next += 1 + pause;
+		good &= l->falls == chunks && l->firsts == asks;
 		good &= l->early == !chunks;
 		/* What was held, and how many at a time. */
 		good &= open_files() == before;
@@ -414,16 +419,16 @@ static void test_hold(uint32_t count, uint32_t chunks, size_t files)
 }
 
 /* A directory that leaves memory again and again is read again. */
-static void test_lost(uint32_t gone, uint32_t back, uint32_t least,
-		      uint32_t most)
+static void test_lost(uint32_t files, uint32_t gone, uint32_t back,
+		      uint32_t least, uint32_t most)
 {
 	struct lots *l = calloc(1, sizeof(*l));
 	struct dorder_window *w = dorder_window_new(&lots_ops, l, 16000, NULL);
 	uint32_t item, n;
-	char what[120];
+	char what[160];
 	bool good;
 
-	lots_room_bytes = 1 << 30;
+	lots_room_bytes = files * 4 * DORDER_HOLD_BYTES;
 	l->gone = gone;
 	l->back = back;
 	for (n = 0; n < 16000; n++)
@@ -435,9 +440,10 @@ static void test_lost(uint32_t gone, uint32_t back, uint32_t least,
 	/* Reading it for nothing costs no more than not reading it. */
 	good &= (l->asks - l->reads) * READING <= 16000 * 3 / 4;
 	good &= l->gone || l->asks <= 3;
-	snprintf(what, sizeof(what),
-		 "gone after %u, read again until %u: read %u times of %u",
-		 gone, back, l->reads, l->asks);
+	snprintf(
+		what, sizeof(what),
+		"%u at a time, gone after %u, read again until %u: read %u times of %u",
+		files, gone, back, l->reads, l->asks);
 	ok(good, what);
 	free(l);
 }
@@ -550,10 +556,12 @@ static void test_holds(void)
 	struct rlimit low = limit_now();
 
 	/* Other waits there are few of, on a busy machine. */
-	test_lost(0, 16000, 1, 3);
-	test_lost(1000, 16000, 16000 / 1350, 16000 / 1000);
-	test_lost(1000, 5000, 5000 / 1350, 5000 / 1000);
-	test_lost(1, 1, 1, 1);
+	test_lost(20000, 0, 16000, 1, 3);
+	test_lost(20000, 1000, 16000, 16000 / 1350, 16000 / 1000);
+	test_lost(20000, 1000, 5000, 5000 / 1350, 5000 / 1000);
+	test_lost(20000, 1, 1, 1, 1);
+	/* Where reading them has to wait, each stretch begins with it. */
+	test_lost(4000, 5000, 16000, 4, 4);
 
 	low.rlim_cur = 1024;
 	if (setrlimit(RLIMIT_NOFILE, &low))
