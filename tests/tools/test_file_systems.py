@@ -12,7 +12,6 @@ from conftest import REPO, loop_mounted, run
 
 sys.path.insert(0, str(REPO / "bench"))
 import lab
-
 import roundtrip
 
 ROUNDTRIP = pathlib.Path(roundtrip.__file__)
