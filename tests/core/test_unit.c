@@ -823,11 +823,13 @@ static void reserve_needs_no_more(void *arg)
 
 	(void)arg;
 	tree_format(&x, 1024, ROOMY);
+	CHECK(!itree_has_room(&x.t));
 	x.d.no_write = true;
 	CHECK_EQ(itree_reserve(&x.t, 0), 0);
 	tree_end_op(&x);
 	x.d.no_write = false;
 	tree_reserve(&x, 5);
+	CHECK(itree_has_room(&x.t));
 	itree_get_info(&x.t, &info);
 	CHECK(info.free_count >= 1 && info.free_count <= 10);
 	tree_check(&x);
@@ -838,7 +840,11 @@ static void reserve_needs_no_more(void *arg)
 	x.d.no_write = false;
 	/* one insert at a time keeps a handful of nodes, not a heap */
 	for (i = 0; i < 5000; i++) {
-		tree_insert(&x, shuffled(i));
+		/* what the kernel goes by to leave the reserve out */
+		if (itree_has_room(&x.t))
+			tree_insert_reserved(&x, shuffled(i));
+		else
+			tree_insert(&x, shuffled(i));
 		itree_get_info(&x.t, &info);
 		CHECK(info.free_count <= 10);
 	}
@@ -863,6 +869,7 @@ static void no_space(void *arg)
 		key = x.m.key[at] + 1;
 		mem_snap(&x.d, &s);
 		blocks = tree_blocks(&x);
+		CHECK(!itree_has_room(&x.t));
 		CHECK_EQ(itree_insert(&x.t, key), -ENOSPC);
 		CHECK(!x.t.torn);
 		tree_end_op(&x);
@@ -884,6 +891,7 @@ static void no_space(void *arg)
 	}
 	c.spare = 3;
 	at = tree_craft(&x, &c, &count);
+	CHECK(itree_has_room(&x.t));
 	tree_insert_reserved(&x, x.m.key[at] + 1);
 	tree_check(&x);
 	tree_close(&x);

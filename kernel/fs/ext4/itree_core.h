@@ -132,6 +132,7 @@ u64 itree_cursor_key(const struct itree_cursor *cur);
 void itree_cursor_release(struct itree_cursor *cur);
 int itree_last(struct itree *t, u64 *key);
 
+bool itree_has_room(struct itree *t);
 int itree_reserve(struct itree *t, u32 inserts);
 int itree_insert(struct itree *t, u64 key);
 int itree_delete(struct itree *t, u64 key);

@@ -102,6 +102,7 @@ void ext4_itree_drop(handle_t *handle, struct inode *dir, const char *why)
 	trace_ext4_itree_drop(dir);
 	ext4_itree_count(dir->i_sb, EXT4_ITREE_DROPS, 1);
 	ext4_clear_inode_flag(dir, EXT4_INODE_ITREE);
+	ext4_clear_inode_state(dir, EXT4_STATE_ITREE_ROOM);
 	ext4_set_inode_state(dir, EXT4_STATE_ITREE_NOBUILD);
 	/* A fast commit would not carry the flag. */
 	ext4_fc_mark_ineligible(dir->i_sb, EXT4_FC_REASON_ITREE, handle);
@@ -152,6 +153,9 @@ int ext4_itree_reserve(handle_t *handle, struct inode *dir, u32 inserts)
 	int err;
 
 	if (!inserts || !ext4_dir_has_itree(dir) || drop_if_bad(handle, dir))
+		return 0;
+	/* Nearly always: a create opens the tree once. */
+	if (inserts == 1 && ext4_test_inode_state(dir, EXT4_STATE_ITREE_ROOM))
 		return 0;
 	err = ext4_itree_open(&et, handle, dir);
 	if (!err) {
@@ -438,10 +442,18 @@ static bool should_build(struct inode *dir)
 
 /* --- following changes of the directory --- */
 
+/*
+ * Notes, for ext4_itree_reserve(), whether there is room for one more.  Deletes
+ * only make more of it, and a tree that is dropped takes the note with it.
+ */
 static int insert_key(struct ext4_itree *et, u64 key)
 {
 	int err = itree_insert(&et->t, key);
 
+	if (!err && itree_has_room(&et->t))
+		ext4_set_inode_state(et->dir, EXT4_STATE_ITREE_ROOM);
+	else
+		ext4_clear_inode_state(et->dir, EXT4_STATE_ITREE_ROOM);
 	if (!err)
 		ext4_itree_count(et->dir->i_sb, EXT4_ITREE_INSERTS, 1);
 	return err;

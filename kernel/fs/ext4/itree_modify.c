@@ -65,6 +65,27 @@ static int grow_one(struct itree *t)
 	return err;
 }
 
+/* Free nodes that so many inserts may take. */
+static u32 nodes_for(struct itree *t, u32 inserts)
+{
+	u32 level = node_level(&t->root);
+
+	if (inserts < 2)
+		return inserts * (level + 1);
+	/* The first may have made the tree one level higher. */
+	return inserts * (level + 2);
+}
+
+/**
+ * itree_has_room - would itree_reserve() of one insert have nothing to do?
+ * @t: open tree
+ */
+bool itree_has_room(struct itree *t)
+{
+	return le32_to_cpu(node_info(&t->root)->r_free_count) >=
+	       nodes_for(t, 1);
+}
+
 /**
  * itree_reserve - obtain the space that inserts may need
  * @t: open tree
@@ -81,13 +102,9 @@ static int grow_one(struct itree *t)
 int itree_reserve(struct itree *t, u32 inserts)
 {
 	struct itree_root_info *info = node_info(&t->root);
-	u32 level = node_level(&t->root), need;
+	u32 need = nodes_for(t, inserts);
 	int err;
 
-	if (inserts < 2)
-		need = inserts * (level + 1);
-	else	/* the first may have made the tree one level higher */
-		need = inserts * (level + 2);
 	while (le32_to_cpu(info->r_free_count) < need) {
 		err = grow_one(t);
 		if (err)

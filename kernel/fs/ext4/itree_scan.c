@@ -195,11 +195,18 @@ static void read_ahead(struct ext4_itree_scan *s)
 		return;
 	n = &s->names[s->ahead];
 	step = max(left / SAMPLES, 1U);
-	if (cached(sb, &n->ino, min(left, SAMPLES), step * sizeof(*n)))
+	if (cached(sb, &n->ino, min(left, SAMPLES), step * sizeof(*n))) {
 		s->ahead += min(left, WINDOW_MIN);
-	else
-		s->ahead += ext4_itree_ahead_inodes(sb, &n->ino, left,
-						    sizeof(*n), AHEAD_BLOCKS);
+		return;
+	}
+	/*
+	 * Whoever looks at inodes looks names up, which takes the directory's
+	 * blocks at random, and inode tables push them out where memory is
+	 * short: what is gone is read again together, the rest stays longer.
+	 */
+	ext4_itree_ahead_dir(s->dir, 0);
+	s->ahead += ext4_itree_ahead_inodes(sb, &n->ino, left, sizeof(*n),
+					    AHEAD_BLOCKS);
 }
 
 /* --- the scan --- */
