@@ -218,7 +218,7 @@ struct dorder_window_ops {
 
 /*
  * So many inodes are held at a time, at most and at least: few enough for a
- * quarter of the room (DORDER_HOLD_BYTES each in ext4, with dentry and open
+ * third of the room (DORDER_HOLD_BYTES each in ext4, with dentry and open
  * file), many enough that reading them goes over the disk a few times only.  A
  * window of no more than the least does without.
  */
@@ -272,12 +272,25 @@ int dorder_window_enough(const struct dorder_window *window);
 void dorder_window_keep(struct dorder_window *window, int64_t item, int fd);
 void dorder_window_used(struct dorder_window *window);
 
-/* How many files were added since it was empty. */
+/* How many files are in it that have not left it. */
 uint32_t dorder_window_count(const struct dorder_window *window);
 
 /*
- * The next item in disk order: 1, or 0 when all have been handed out and the
- * window is empty again.  The first call sorts; each reads ahead.
+ * For the caller who stops because dorder_window_enough() says so, and will add
+ * more: only the half of the files that comes first on the disk is handed out by
+ * the following calls of dorder_window_next(); the others stay, with their
+ * numbers, and the next time it goes on behind where this half ended.  Else each
+ * window would be a sweep over all of the disk, whatever it has of it.  (As a
+ * sort by replacement selection makes runs twice as long as its memory.)  A
+ * window with few files, or with files in the order of their data, is handed out
+ * whole.  No effect between the first dorder_window_next() and its 0.
+ */
+void dorder_window_part(struct dorder_window *window);
+
+/*
+ * The next item in disk order: 1, or 0 when all that were to be handed out have
+ * been, and left the window; their numbers are given out again.  The first call
+ * sorts; each reads ahead.
  */
 int dorder_window_next(struct dorder_window *window, uint32_t *item);
 

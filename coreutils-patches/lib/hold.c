@@ -13,13 +13,15 @@
 
 #include "diskorder.h"
 
-#include <limits.h>
 #include <stddef.h>
 #include <unistd.h>
 
 /* Waits are looked at after so many files. */
 #define SOME 64
-/* Reading names that are in memory waits no more often. */
+/*
+ * Reading names that are in memory waits no more often, nor do so many inodes
+ * that lie close together.
+ */
 #define FEW 4
 
 /* So many more files may be open in this process. */
@@ -77,24 +79,40 @@ static long waits_since(struct dorder_hold *hold)
 	return hold->waits - before;
 }
 
-/* The names have been read: was that of use? */
-static void judge(struct dorder_hold *hold, long waits)
+/* The names have been read, with the first file or later: was that of use? */
+static void judge(struct dorder_hold *hold, long waits, bool first)
 {
 	hold->extra = 0;
 	hold->reading = false;
 	if (waits > FEW) {
-		/* As much as reading them costs may be lost before the next. */
-		hold->limit = waits > SOME ? waits : SOME;
-		hold->usual = LONG_MAX;
+		/* The next look tells whether they are there now. */
+		hold->cost = first ? 0 : waits > SOME ? waits : SOME;
+		hold->usual = FEW;
 		hold->pause = 0;
 		return;
 	}
 	/* They were in memory after all. */
-	if (hold->limit < 1 << 20)
+	if (!first && hold->limit < 1 << 20)
 		hold->limit *= 2;
+	if (!first || hold->tight)
+		return;
 	if (hold->pause < 1 << 10)
 		hold->pause = hold->pause ? 2 * hold->pause : 1;
 	hold->pass = hold->pause;
+}
+
+/*
+ * As much as reading the names again has cost may be lost before the next time;
+ * more, if they are lost all the same.
+ */
+static void settle(struct dorder_hold *hold, long waits)
+{
+	if (waits <= SOME / 2)
+		hold->limit = hold->cost;
+	else if (hold->limit < 1 << 20)
+		hold->limit = 2 * (hold->limit > hold->cost ? hold->limit
+							    : hold->cost);
+	hold->cost = 0;
 }
 
 bool dorder_hold_lost(struct dorder_hold *hold, uint32_t n)
@@ -108,18 +126,20 @@ bool dorder_hold_lost(struct dorder_hold *hold, uint32_t n)
 			hold->pass--;
 		if (!hold->limit) {
 			hold->limit = SOME;
-			hold->usual = LONG_MAX;
+			hold->usual = FEW;
 		}
 		hold->extra = 0;
 		return hold->reading;
 	}
 	if (hold->reading) {
-		judge(hold, waits_since(hold));
+		judge(hold, waits_since(hold), n == 1);
 		return false;
 	}
 	if (n % SOME)
 		return false;
 	waits = waits_since(hold);
+	if (hold->cost)
+		settle(hold, waits);
 	if (hold->usual > waits)
 		hold->usual = waits;
 	hold->extra += waits - hold->usual;

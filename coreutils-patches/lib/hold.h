@@ -19,8 +19,10 @@ struct dorder_hold {
 	long waits; /* of this thread, when they were looked at last */
 	long usual; /* between two looks: inodes alone */
 	long extra, limit; /* of those over that, so many cause a new reading */
+	long cost; /* waits of a reading that the next look judges; 0: none */
 	uint32_t pause; /* stretches to begin without one, when it was no use */
 	uint32_t pass; /* and those of them still to come */
+	bool tight; /* memory is short: each stretch begins with a reading */
 	bool reading; /* the names are read with the file before this one */
 };
 
@@ -38,8 +40,8 @@ bool dorder_hold_start(struct dorder_hold *hold, uint32_t slots);
  * tables is read; a name that has left memory makes it wait for a block of its
  * own, and all of them together are read in fewer requests.  A stretch begins with
  * reading them, as what was read since the last one may have pushed them out;
- * where they turn out to be in memory, one stretch after that begins without, then
- * two, four and so on.  To be asked before each file that is opened to be held; n
+ * where memory is not tight and they turn out to be there, one stretch after that
+ * begins without, then two, four and so on.  To be asked before each file that is opened to be held; n
  * counts them from the first one of a stretch.
  */
 bool dorder_hold_lost(struct dorder_hold *hold, uint32_t n);

@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 struct dorder_window {
@@ -19,6 +20,12 @@ struct dorder_window {
 	void *ctx;
 	struct dorder_watch *watch;
 	uint32_t max, count;
+	uint32_t top; /* items below have been given out since it was empty, */
+	uint32_t free; /* and of those this one (less 1) is free again */
+	uint32_t order; /* of the next file, in which they were added */
+	uint32_t until; /* so many are handed out; the others stay */
+	uint64_t front; /* where the last part ended, on the disk */
+	uint64_t last; /* the place of the file added last */
 	uint32_t most; /* count that memory is good for, once that matters */
 	uint32_t stretch; /* so many are brought in at a time */
 	bool sorted;
@@ -29,7 +36,8 @@ struct dorder_window {
 	uint32_t falls; /* files whose data is in front of the one before's */
 	/* what was asked for, by place in keys, of those read ahead */
 	uint32_t asked[DORDER_AHEAD_FILES];
-	uint32_t *sizes; /* by item, at most DORDER_AHEAD_FILE; KEEP */
+	uint32_t *sizes; /* by item, at most DORDER_AHEAD_FILE; KEEP.  Of a free
+			    one: the next free one */
 	struct dorder_key *keys;
 	struct dorder_key *round; /* a stretch: item and place in keys */
 	struct dorder_hold hold; /* by place in keys, modulo stretch */
@@ -51,20 +59,40 @@ static size_t round_bytes(const struct dorder_window *window)
 	return window->stretch * sizeof(*window->round);
 }
 
-static void empty(struct dorder_window *window)
+/* What has been handed out leaves the window; the others stay. */
+static void leave(struct dorder_window *window)
 {
 	int saved = errno;
+	uint32_t n, item;
 
 	if (window->round) {
 		dorder_hold_end(&window->hold);
 		dorder_pages_free(window->round, round_bytes(window));
 	}
 	errno = saved;
+	for (n = 0; n < window->until; n++) {
+		item = window->keys[n].value;
+		window->sizes[item] = window->free;
+		window->free = item + 1;
+	}
+	window->count -= window->until;
+	memmove(window->keys, window->keys + window->until,
+		window->count * sizeof(*window->keys));
 	window->round = NULL;
-	window->count = window->next = window->ahead = window->looked = 0;
+	window->next = window->ahead = window->looked = window->until = 0;
 	window->ahead_bytes = 0;
-	window->falls = 0;
+	window->falls = window->count;
 	window->sorted = false;
+	if (window->count)
+		return;
+	window->top = window->free = window->order = 0;
+	window->front = 0;
+}
+
+static void empty(struct dorder_window *window)
+{
+	window->until = window->count;
+	leave(window);
 }
 
 struct dorder_window *dorder_window_new(const struct dorder_window_ops *ops,
@@ -141,6 +169,7 @@ int64_t dorder_window_add(struct dorder_window *window, int fd, off_t size)
 	struct dorder_key *key = window->keys + window->count;
 	int saved = errno, found;
 	uint64_t place;
+	uint32_t item;
 
 	if (size <= 0 || window->sorted || window->count == window->max)
 		return -1;
@@ -154,19 +183,28 @@ int64_t dorder_window_add(struct dorder_window *window, int fd, off_t size)
 	errno = saved;
 	if (!place)
 		return -1;
+	if (window->free) {
+		item = window->free - 1;
+		window->free = window->sizes[item];
+	} else {
+		item = window->top++;
+	}
 	/* Kept for a file of an earlier window, if it still is. */
-	dorder_hold_release(&window->hold, slot_of(window, window->count));
-	window->falls += window->count && place < key[-1].key;
+	dorder_hold_release(&window->hold, slot_of(window, item));
+	window->falls += window->count && place < window->last;
+	window->last = place;
 	key->key = place;
-	key->tie = key->value = window->count;
+	key->tie = window->order++;
+	key->value = item;
 	if (window->count + 1 == DORDER_HOLD_FILES)
 		window->most = room(window) / 2 / DORDER_READ_BYTES;
-	window->sizes[window->count] =
+	window->sizes[item] =
 		(uintmax_t)size < DORDER_AHEAD_FILE ? size : DORDER_AHEAD_FILE;
 	/* What others use stays, and a large file as any reader leaves it. */
 	if (found < 0 || size > DORDER_AHEAD_FILE)
-		window->sizes[window->count] |= KEEP;
-	return window->count++;
+		window->sizes[item] |= KEEP;
+	window->count++;
+	return item;
 }
 
 void dorder_window_keep(struct dorder_window *window, int64_t item, int fd)
@@ -228,20 +266,21 @@ static size_t read_ahead(struct dorder_window *window, uint32_t place)
 /* How many inodes to bring in at a time. */
 static uint32_t stretch(struct dorder_window *window)
 {
-	size_t files = room(window) / 4 / DORDER_HOLD_BYTES;
+	size_t files = room(window) / 3 / DORDER_HOLD_BYTES;
 
+	window->hold.tight = files < DORDER_HOLD_FILES;
 	if (files < DORDER_HOLD_LEAST)
 		files = DORDER_HOLD_LEAST;
 	if (files > DORDER_HOLD_FILES)
 		files = DORDER_HOLD_FILES;
-	return files < window->count ? files : window->count;
+	return files < window->until ? files : window->until;
 }
 
 /* Make ready to hold files, if there are enough; without memory none is. */
 static void start_holding(struct dorder_window *window)
 {
 	if (!window->ops->hold || window->hold.files ||
-	    window->count <= DORDER_HOLD_LEAST)
+	    window->until <= DORDER_HOLD_LEAST)
 		return;
 	window->stretch = stretch(window);
 	if (!dorder_hold_start(&window->hold, window->stretch))
@@ -256,11 +295,35 @@ static void start_holding(struct dorder_window *window)
 		dorder_hold_end(&window->hold);
 }
 
+/*
+ * From where the last part ended to the end of the disk, and then from its
+ * beginning.
+ */
 static void sort(struct dorder_window *window)
 {
-	if (!window->sorted)
-		dorder_sort(window->keys, window->count);
+	uint32_t n;
+
+	if (window->sorted)
+		return;
+	for (n = 0; window->front && n < window->count; n++)
+		window->keys[n].key -= window->front;
+	dorder_sort(window->keys, window->count);
+	for (n = 0; window->front && n < window->count; n++)
+		window->keys[n].key += window->front;
 	window->sorted = true;
+	window->until = window->count;
+}
+
+void dorder_window_part(struct dorder_window *window)
+{
+	if (window->sorted)
+		return;
+	sort(window);
+	if (window->count < 2 * DORDER_HOLD_LEAST ||
+	    window->falls < window->count / 16)
+		return;
+	window->until = window->count / 2;
+	window->front = window->keys[window->until - 1].key;
 }
 
 /*
@@ -270,20 +333,22 @@ static void sort(struct dorder_window *window)
  */
 static void look(struct dorder_window *window)
 {
-	uint32_t rest = window->count - window->looked, n;
+	uint32_t rest = window->until - window->looked, n;
 	struct dorder_key *key = window->round;
 	int saved = errno, fd;
+	uint32_t item;
 
 	if (rest > window->stretch)
 		rest = window->stretch;
 	for (n = 0; n < rest; n++) {
 		key[n].value = window->looked + n;
 		key[n].tie = 0;
-		key[n].key = window->keys[key[n].value].value;
+		key[n].key = window->keys[key[n].value].tie;
 	}
 	dorder_sort(key, rest);
 	for (n = 0; n < rest; n++) {
-		fd = window->ops->hold(window->ctx, key[n].key,
+		item = window->keys[key[n].value].value;
+		fd = window->ops->hold(window->ctx, item,
 				       dorder_hold_lost(&window->hold, n));
 		dorder_hold_take(&window->hold, key[n].value % window->stretch,
 				 fd);
@@ -330,20 +395,19 @@ int dorder_window_next(struct dorder_window *window, uint32_t *item)
 	int saved = errno;
 	uint32_t slot;
 
-	if (!window->sorted) {
-		sort(window);
+	sort(window);
+	if (!window->next)
 		start_holding(window);
-		errno = saved;
-	}
+	errno = saved;
 	done(window);
-	if (window->next == window->count) {
-		empty(window);
+	if (window->next == window->until) {
+		leave(window);
 		return 0;
 	}
 	/* It takes so much memory that data which was read ahead would go. */
 	if (window->round && window->next == window->looked)
 		look(window);
-	while (window->ahead < window->count &&
+	while (window->ahead < window->until &&
 	       window->ahead < window->next + DORDER_AHEAD_FILES &&
 	       window->ahead_bytes < DORDER_AHEAD_BYTES &&
 	       !(window->round && window->ahead == window->looked)) {

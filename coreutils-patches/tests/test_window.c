@@ -362,7 +362,7 @@ static void test_hold(uint32_t count, uint32_t chunks, size_t files)
 						     : DORDER_HOLD_LEAST;
 		chunks = (count + wanted - 1) / wanted;
 	}
-	lots_room_bytes = files * 4 * DORDER_HOLD_BYTES;
+	lots_room_bytes = files * 3 * DORDER_HOLD_BYTES;
 	w = dorder_window_new(&lots_ops, l, LOTS, &watch);
 	/* Twice: what was held must not be remembered. */
 	for (round = 0; round < 2 && l && w; round++) {
@@ -384,10 +384,10 @@ static void test_hold(uint32_t count, uint32_t chunks, size_t files)
 		}
 		good &= errno == 7 && seen == count;
 		good &= l->holds == (chunks ? count : 0);
-		/* Names that are in memory are read less and less often. */
+		/* Names in memory are read less often, if there is enough. */
 		stretches += chunks;
 		for (asks = 0; next < stretches; asks++, pause *= 2)
-			next += 1 + pause;
+			next += 1 + (files < DORDER_HOLD_FILES ? 0 : pause);
 		good &= l->falls == chunks && l->firsts == asks;
 		good &= l->early == !chunks;
 		/* What was held, and how many at a time. */
@@ -428,7 +428,7 @@ static void test_lost(uint32_t files, uint32_t gone, uint32_t back,
 	char what[160];
 	bool good;
 
-	lots_room_bytes = files * 4 * DORDER_HOLD_BYTES;
+	lots_room_bytes = files * 3 * DORDER_HOLD_BYTES;
 	l->gone = gone;
 	l->back = back;
 	for (n = 0; n < 16000; n++)
@@ -446,6 +446,110 @@ static void test_lost(uint32_t files, uint32_t gone, uint32_t back,
 		files, gone, back, l->reads, l->asks);
 	ok(good, what);
 	free(l);
+}
+
+/* Three windows of files that lie anywhere, each handed out by halves. */
+#define SPREAD 60000
+#define PLACES 100000
+
+struct spread {
+	uint64_t places[SPREAD]; /* by file */
+	uint32_t file[SPREAD]; /* by item */
+	uint32_t opened, last, falls; /* how often the order of adding ends */
+};
+
+static uint64_t spread_place(void *ctx, int fd)
+{
+	return ((struct spread *)ctx)->places[fd];
+}
+
+static int spread_open(void *ctx, uint32_t item)
+{
+	((struct spread *)ctx)->opened += item < SPREAD;
+	return -1;
+}
+
+static int spread_hold(void *ctx, uint32_t item, int first)
+{
+	struct spread *s = ctx;
+
+	(void)first;
+	s->falls += s->file[item] < s->last;
+	s->last = s->file[item];
+	return -1;
+}
+
+static size_t spread_room(void *ctx)
+{
+	(void)ctx;
+	return (size_t)1 << 30;
+}
+
+/* most: sweeps over the whole disk, in tenths; by whole windows, one for each. */
+static void test_part(uint32_t max, bool ordered, uint32_t most)
+{
+	static const struct dorder_window_ops spread_ops = {
+		.open = spread_open,
+		.hold = spread_hold,
+		.place = spread_place,
+		.room = spread_room
+	};
+	struct spread *s = calloc(1, sizeof(*s));
+	struct dorder_window *w = dorder_window_new(&spread_ops, s, max, NULL);
+	unsigned char *seen = calloc(1, SPREAD), *used = calloc(1, SPREAD);
+	uint32_t n, left, given, item, rounds = 0, all = 0;
+	uint64_t at = 0, way = 0;
+	bool good = true;
+	char what[120];
+	int64_t got;
+
+	for (n = 0; n < SPREAD; n++)
+		s->places[n] = 1 + (ordered ? n : rnd() % PLACES);
+	for (n = 0; n < SPREAD;) {
+		got = dorder_window_add(w, n, 4096);
+		good &= got >= 0 && got < max && !used[got];
+		if (!good)
+			break;
+		used[got] = 1;
+		s->file[got] = n++;
+		if (n < SPREAD && dorder_window_count(w) < max)
+			continue;
+		left = dorder_window_count(w);
+		if (n < SPREAD)
+			dorder_window_part(w);
+		s->falls = given = 0;
+		s->last = 0;
+		while (dorder_window_next(w, &item)) {
+			dorder_window_part(w);
+			good &= used[item] && !seen[s->file[item]];
+			seen[s->file[item]] = 1;
+			used[item] = 0;
+			way += s->places[s->file[item]] - at;
+			way += s->places[s->file[item]] < at ? PLACES : 0;
+			at = s->places[s->file[item]];
+			given++;
+		}
+		rounds++;
+		all += given;
+		left -= given;
+		good &= dorder_window_count(w) == left;
+		good &= left == (n < SPREAD && !ordered ? max - max / 2 : 0);
+		/* Brought in by the order in which they were added. */
+		good &= s->falls <= 1 + given / DORDER_HOLD_LEAST;
+	}
+	good &= all == SPREAD && s->opened >= SPREAD &&
+		10 * way <= most * PLACES;
+	for (n = 0; n < SPREAD; n++)
+		good &= seen[n] == 1;
+	dorder_window_free(w);
+	free(seen);
+	free(used);
+	free(s);
+	snprintf(what, sizeof(what),
+		 "%u at a time, %s, by halves: %u rounds, %u.%u sweeps", max,
+		 ordered ? "in order" : "anywhere", rounds,
+		 (unsigned)(way / PLACES), (unsigned)(10 * way / PLACES % 10));
+	ok(good, what);
 }
 
 /* Files kept open for two windows, which are used without opening them. */
@@ -801,6 +905,9 @@ int main(int argc, char **argv)
 	test_next(4, 4, 64 << 20);
 	test_next(1, 2, 5000);
 	test_read_all();
+	test_part(20000, false, 26);
+	test_part(20000, true, 6);
+	test_part(10000, false, 48);
 	test_not_kept();
 	test_keep(600);
 	test_room();
