@@ -251,6 +251,13 @@ void dorder_window_free(struct dorder_window *window);
 int64_t dorder_window_add(struct dorder_window *window, int fd, off_t size);
 
 /*
+ * To be called before a file is looked up in the directory open at fd, to be
+ * added: reads the directory's names again where they have left memory since,
+ * which the look-ups' waits tell.  Leaves fd's position and errno alone.
+ */
+void dorder_window_look(struct dorder_window *window, int fd);
+
+/*
  * Says whether more files would be for nothing, or harm: DORDER_HOLD_FILES were
  * added, no more and no less, and all but a sixteenth in the order of their
  * data; or so many that half the room does not hold what is read of them,

@@ -17,11 +17,12 @@
 #include <unistd.h>
 
 /* Waits are looked at after so many files. */
-#define SOME 64
-/*
- * Reading names that are in memory waits no more often, nor do so many inodes
- * that lie close together.
- */
+#define SOME 16
+/* So often they wait for inodes that lie close together. */
+#define USUAL 1
+/* So many waits of a sweep over the directory cost as much as one for a block. */
+#define SWEEP 8
+/* Reading names that are in memory waits no more often. */
 #define FEW 4
 
 /* So many more files may be open in this process. */
@@ -79,15 +80,34 @@ static long waits_since(struct dorder_hold *hold)
 	return hold->waits - before;
 }
 
+void dorder_hold_rest(struct dorder_hold *hold)
+{
+	struct rusage used;
+
+	if (!getrusage(RUSAGE_THREAD, &used))
+		hold->rest = used.ru_nvcsw;
+}
+
+void dorder_hold_go_on(struct dorder_hold *hold)
+{
+	struct rusage used;
+
+	if (hold->rest && !getrusage(RUSAGE_THREAD, &used))
+		hold->waits += used.ru_nvcsw - hold->rest;
+	hold->rest = 0;
+}
+
 /* The names have been read, with the first file or later: was that of use? */
 static void judge(struct dorder_hold *hold, long waits, bool first)
 {
 	hold->extra = 0;
 	hold->reading = false;
 	if (waits > FEW) {
-		/* The next look tells whether they are there now. */
+		/* The look after the next tells whether that helped. */
+		hold->coming = false;
+		waits /= SWEEP;
 		hold->cost = first ? 0 : waits > SOME ? waits : SOME;
-		hold->usual = FEW;
+		hold->usual = USUAL;
 		hold->pause = 0;
 		return;
 	}
@@ -119,15 +139,16 @@ bool dorder_hold_lost(struct dorder_hold *hold, uint32_t n)
 {
 	long waits;
 
+	if (!hold->limit) {
+		hold->limit = SOME;
+		hold->usual = USUAL;
+		waits_since(hold);
+	}
 	if (!n) {
 		waits_since(hold);
 		hold->reading = !hold->pass;
 		if (hold->pass)
 			hold->pass--;
-		if (!hold->limit) {
-			hold->limit = SOME;
-			hold->usual = FEW;
-		}
 		hold->extra = 0;
 		return hold->reading;
 	}
@@ -138,6 +159,11 @@ bool dorder_hold_lost(struct dorder_hold *hold, uint32_t n)
 	if (n % SOME)
 		return false;
 	waits = waits_since(hold);
+	if (hold->cost && !hold->coming) {
+		/* What has been asked for may still be on its way. */
+		hold->coming = true;
+		return false;
+	}
 	if (hold->cost)
 		settle(hold, waits);
 	if (hold->usual > waits)

@@ -17,9 +17,11 @@ struct dorder_hold {
 	struct rlimit before; /* what this process had, */
 	rlim_t raised; /* and has since; 0: as before */
 	long waits; /* of this thread, when they were looked at last */
+	long rest; /* and when something else began; 0: it did not */
 	long usual; /* between two looks: inodes alone */
 	long extra, limit; /* of those over that, so many cause a new reading */
-	long cost; /* waits of a reading that the next look judges; 0: none */
+	long cost; /* waits of a reading that is yet to be judged; 0: none */
+	bool coming; /* one look has passed since */
 	uint32_t pause; /* stretches to begin without one, when it was no use */
 	uint32_t pass; /* and those of them still to come */
 	bool tight; /* memory is short: each stretch begins with a reading */
@@ -45,6 +47,10 @@ bool dorder_hold_start(struct dorder_hold *hold, uint32_t slots);
  * counts them from the first one of a stretch.
  */
 bool dorder_hold_lost(struct dorder_hold *hold, uint32_t n);
+
+/* What this thread waits for between the two is something else. */
+void dorder_hold_rest(struct dorder_hold *hold);
+void dorder_hold_go_on(struct dorder_hold *hold);
 
 /* Take over fd (or -1) as number at, less than slots and free; may close it. */
 void dorder_hold_take(struct dorder_hold *hold, uint32_t at, int fd);

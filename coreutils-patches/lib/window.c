@@ -40,6 +40,8 @@ struct dorder_window {
 			    one: the next free one */
 	struct dorder_key *keys;
 	struct dorder_key *round; /* a stretch: item and place in keys */
+	struct dorder_hold looks; /* names that are looked up to be added, */
+	uint32_t nr_looks; /* and how many so far */
 	struct dorder_hold hold; /* by place in keys, modulo stretch */
 	uint32_t first; /* where item 0 is in hold, of files that are kept, */
 	uint32_t used; /* and the one that will be used next */
@@ -173,6 +175,8 @@ int64_t dorder_window_add(struct dorder_window *window, int fd, off_t size)
 
 	if (size <= 0 || window->sorted || window->count == window->max)
 		return -1;
+	if (window->nr_looks)
+		dorder_hold_rest(&window->looks);
 	found = cached(window, fd, size);
 	if (found > 0) {
 		errno = saved;
@@ -205,6 +209,18 @@ int64_t dorder_window_add(struct dorder_window *window, int fd, off_t size)
 		window->sizes[item] |= KEEP;
 	window->count++;
 	return item;
+}
+
+void dorder_window_look(struct dorder_window *window, int fd)
+{
+	int saved = errno;
+
+	/* Not the first of a stretch: the caller has just read the names. */
+	dorder_hold_go_on(&window->looks);
+	window->nr_looks += window->nr_looks == UINT32_MAX ? 2 : 1;
+	if (dorder_hold_lost(&window->looks, window->nr_looks))
+		dorder_read_names(fd);
+	errno = saved;
 }
 
 void dorder_window_keep(struct dorder_window *window, int64_t item, int fd)

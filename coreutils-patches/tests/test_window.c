@@ -5,6 +5,7 @@
  * Prints TAP.  usage: test_window [SEED]
  */
 #include "../lib/diskorder.h"
+#include "../lib/hold.h"
 #include "chance.h"
 #include "tap.h"
 
@@ -446,6 +447,27 @@ static void test_lost(uint32_t files, uint32_t gone, uint32_t back,
 		files, gone, back, l->reads, l->asks);
 	ok(good, what);
 	free(l);
+}
+
+/* Look-ups that wait say that names are lost; what else waits does not. */
+static void test_looks(bool inside, uint32_t least, uint32_t most)
+{
+	struct dorder_hold hold = { 0 };
+	uint32_t n, lost = 0;
+	char what[100];
+
+	for (n = 1; n <= 2000; n++) {
+		dorder_hold_go_on(&hold);
+		lost += dorder_hold_lost(&hold, n);
+		if (inside)
+			usleep(1);
+		dorder_hold_rest(&hold);
+		if (!inside)
+			usleep(1);
+	}
+	snprintf(what, sizeof(what), "waits %s look-ups: lost %u times",
+		 inside ? "in" : "between", lost);
+	ok(lost >= least && lost <= most, what);
 }
 
 /* Three windows of files that lie anywhere, each handed out by halves. */
@@ -905,6 +927,8 @@ int main(int argc, char **argv)
 	test_next(4, 4, 64 << 20);
 	test_next(1, 2, 5000);
 	test_read_all();
+	test_looks(true, 2, 12);
+	test_looks(false, 0, 0);
 	test_part(20000, false, 26);
 	test_part(20000, true, 6);
 	test_part(10000, false, 48);
