@@ -260,7 +260,7 @@ void dorder_window_look(struct dorder_window *window, int fd);
 /*
  * Says whether more files would be for nothing, or harm: DORDER_HOLD_FILES were
  * added, no more and no less, and all but a sixteenth in the order of their
- * data; or so many that half the room does not hold what is read of them,
+ * data; or so many that the room does not hold what is read of them,
  * DORDER_READ_BYTES each of inode tables and directories, and every stretch
  * would read all of that from the disk.  To be asked after each file added.
  */

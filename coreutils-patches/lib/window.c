@@ -201,7 +201,7 @@ int64_t dorder_window_add(struct dorder_window *window, int fd, off_t size)
 	key->tie = window->order++;
 	key->value = item;
 	if (window->count + 1 == DORDER_HOLD_FILES)
-		window->most = room(window) / 2 / DORDER_READ_BYTES;
+		window->most = room(window) / DORDER_READ_BYTES;
 	window->sizes[item] =
 		(uintmax_t)size < DORDER_AHEAD_FILE ? size : DORDER_AHEAD_FILE;
 	/* What others use stays, and a large file as any reader leaves it. */
