@@ -20,8 +20,6 @@
 #define SOME 16
 /* So often they wait for inodes that lie close together. */
 #define USUAL 1
-/* So many waits of a sweep over the directory cost as much as one for a block. */
-#define SWEEP 8
 /* Reading names that are in memory waits no more often. */
 #define FEW 4
 
@@ -105,7 +103,6 @@ static void judge(struct dorder_hold *hold, long waits, bool first)
 	if (waits > FEW) {
 		/* The look after the next tells whether that helped. */
 		hold->coming = false;
-		waits /= SWEEP;
 		hold->cost = first ? 0 : waits > SOME ? waits : SOME;
 		hold->usual = USUAL;
 		hold->pause = 0;
