@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""A host in QEMU that Ansible reaches by ssh: firmware, GRUB, Debian's kernel, systemd, and a disk for data."""
+"""Hosts that Ansible reaches by ssh: Debian with systemd and a disk for data. Here in QEMU, with firmware and GRUB.
+
+umlhost.py has the other kind: our kernel as a program of this host, where nothing is emulated.
+"""
 
 import os
 import signal
@@ -12,7 +15,6 @@ import firmware
 import vm
 from conftest import run
 
-DATA = "/dev/vdb"
 CMDLINE = "root=/dev/vda rw console=ttyS0 net.ifnames=0 systemd.show_status=no kunit.enable=0 no_timer_check"
 
 
@@ -25,15 +27,15 @@ def free_port():
 class Watch(threading.Thread):
     """Asks a port of the machine again and again; when it answered, and when not."""
 
-    def __init__(self, port, banner):
+    def __init__(self, address, port, banner):
         super().__init__(daemon=True)
-        self.port, self.banner, self.seen, self.done = port, banner, [], threading.Event()
+        self.where, self.banner, self.seen, self.done = (address, port), banner, [], threading.Event()
         self.start()
 
     def run(self):
         while not self.done.wait(1):
             try:
-                with socket.create_connection(("127.0.0.1", self.port), 10) as sock:
+                with socket.create_connection(self.where, 10) as sock:
                     sock.settimeout(20)
                     good = sock.recv(100).startswith(self.banner)
             except OSError:
@@ -54,21 +56,24 @@ class Watch(threading.Thread):
         return away + ([(began, self.seen[-1][0])] if began is not None else [])
 
 
-class Machine:
-    """One host. Its disks are copies of an image's; ports are those of 127.0.0.1 that lead to its own.
+class Host:
+    """What hosts have in common. The disks are copies of an image's; ports are those of address that lead to its own.
 
-    kernel: started by QEMU itself instead of firmware, GRUB and the kernel that the host has chosen.
+    A kind of them says in command() what starts it, what its disk for data is called, and its kernel's release if it
+    can be only one.
     """
 
-    def __init__(self, image, top, data="2G", memory="1G", kernel=None):
-        self.top, self.memory, self.process, self.starts, self.kernel = top, memory, None, 0, kernel
+    address, data, release = "127.0.0.1", "/dev/vdb", None
+
+    def __init__(self, image, top, data="2G"):
+        self.top, self.process, self.starts = top, None, 0
         top.mkdir(exist_ok=True)
         self.key = image / "key"
-        for name in ("root.img", "esp.img"):
-            run("cp", "--sparse=always", "--reflink=auto", image / name, top / name)
+        run("cp", "--sparse=always", "--reflink=auto", image / "root.img", top / "root.img")
         run("truncate", "-s", data, top / "data.img")
-        firmware.variables(top / "vars.fd")
-        self.ports = {n: free_port() for n in (22, 25, 143)}
+
+    def command(self):
+        raise NotImplementedError
 
     @property
     def console(self):
@@ -76,16 +81,11 @@ class Machine:
 
     def start(self):
         """Switch it on; reboots are the machine's own business."""
-        serial = ("-chardev", f"file,id=c0,append=on,path={self.console}")
-        # What the guest has been told is on its disk survives a kill of QEMU: the host's page cache has it.
-        argv = firmware.command(
-            vm.DEFAULT_KERNEL, self.memory, "chardev:c0", [self.top / f"{n}.img" for n in ("root", "data", "esp")],
-            None if self.kernel else self.top / "vars.fd", boot=2, forwards={v: k for k, v in self.ports.items()},
-            more=(*serial, *(("-kernel", self.kernel, "-append", CMDLINE) if self.kernel else ())),
-        )  # fmt: skip
         self.console.touch()
-        log = open(self.top / "qemu.log", "ab")  # noqa: SIM115
-        self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        log = open(self.top / "machine.log", "ab")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
         log.close()
         self.starts += 1
 
@@ -93,7 +93,7 @@ class Machine:
         """Run a command line in it; what it printed."""
         argv = ["ssh", "-F", "none", "-i", self.key, "-p", self.ports[22], "-o", "StrictHostKeyChecking=no", "-o",
                 "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR", "-o", "BatchMode=yes", "-o",
-                "ConnectTimeout=20", "root@127.0.0.1", *command]  # fmt: skip
+                "ConnectTimeout=20", f"root@{self.address}", *command]  # fmt: skip
         return run(*argv, ok=ok, timeout=timeout)[1]
 
     def wait(self, limit=900):
@@ -101,7 +101,7 @@ class Machine:
         end = time.monotonic() + limit
         while time.monotonic() < end:
             if self.process.poll() is not None:
-                raise AssertionError(f"QEMU ended:\n{(self.top / 'qemu.log').read_text()}")
+                raise AssertionError(f"it ended:\n{(self.top / 'machine.log').read_text()}")
             if "up and well" in self.ssh("echo up and well", ok=None, timeout=90):
                 return self
             time.sleep(2)
@@ -135,7 +135,7 @@ class Machine:
         """What Ansible needs to reach it."""
         return {
             "ansible_connection": "ssh",
-            "ansible_host": "127.0.0.1",
+            "ansible_host": self.address,
             "ansible_port": self.ports[22],
             "ansible_user": "root",
             "ansible_ssh_private_key_file": str(self.key),
@@ -143,3 +143,23 @@ class Machine:
             "ansible_ssh_common_args": "-F none -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null "
                                        "-o LogLevel=ERROR -o ServerAliveInterval=30 -o ServerAliveCountMax=20",
         }  # fmt: skip
+
+
+class Machine(Host):
+    """In QEMU. kernel: started by QEMU itself instead of firmware, GRUB and the kernel that the host has chosen."""
+
+    def __init__(self, image, top, data="2G", memory="1G", kernel=None):
+        super().__init__(image, top, data)
+        self.memory, self.kernel = memory, kernel
+        run("cp", "--sparse=always", "--reflink=auto", image / "esp.img", top / "esp.img")
+        firmware.variables(top / "vars.fd")
+        self.ports = {n: free_port() for n in (22, 25, 143)}
+
+    def command(self):
+        serial = ("-chardev", f"file,id=c0,append=on,path={self.console}")
+        # What the guest has been told is on its disk survives a kill of QEMU: the host's page cache has it.
+        return firmware.command(
+            vm.DEFAULT_KERNEL, self.memory, "chardev:c0", [self.top / f"{n}.img" for n in ("root", "data", "esp")],
+            None if self.kernel else self.top / "vars.fd", boot=2, forwards={v: k for k, v in self.ports.items()},
+            more=(*serial, *(("-kernel", self.kernel, "-append", CMDLINE) if self.kernel else ())),
+        )  # fmt: skip

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Whole machines, by ssh: a mail host from the distribution's kernel and packages and back, an NFS server, a power cut.
+"""Whole machines, by ssh: mail hosts there and back, an NFS server, a power cut.
 
-With ITREE_FULL=1: without KVM each start of a machine takes minutes. ITREE_MESSAGES: how many messages there are.
+With ITREE_FULL=1: without KVM each start of a machine in QEMU takes minutes, and so does each module; only there a host
+goes from the distribution's kernel to ours and back. `-k uml`: what begins with our kernel, which is then a program of
+this host (umlhost.py).
+ITREE_MESSAGES: how many messages there are.
 """
 
 import contextlib
@@ -17,6 +20,7 @@ import debian_image
 import machine
 import machine_packages
 import pytest
+import umlhost
 import vm
 from conftest import REPO, VENV, run
 
@@ -25,29 +29,29 @@ pytestmark = [
     pytest.mark.skipif(not FULL, reason="machines start slowly without KVM: set ITREE_FULL=1"),
     pytest.mark.timeout(4 * 3600),
 ]
-MESSAGES = int(os.environ.get("ITREE_MESSAGES", "5000"))
+MESSAGES = int(os.environ.get("ITREE_MESSAGES", "50000"))
 DELIVERED = 20
 SPOOL = "/srv/mail"
 PEOPLE = ("anna", "berta")
-PREPARE = f"""
+PREPARE = """
 set -eu
-update-grub 2>/dev/null
-mke2fs -q -t ext4 {machine.DATA}
-echo '{machine.DATA} {SPOOL} ext4 noatime 0 2' >>/etc/fstab
-mkdir -p {SPOOL}
-mount {SPOOL}
-for name in {" ".join(PEOPLE)}; do
-    useradd --no-create-home --home-dir {SPOOL}/$name $name
+mke2fs -q -t ext4 @DATA@
+echo '@DATA@ @SPOOL@ ext4 noatime 0 2' >>/etc/fstab
+mkdir -p @SPOOL@
+mount @SPOOL@
+for name in @PEOPLE@; do
+    useradd --no-create-home --home-dir @SPOOL@/$name $name
     echo $name:secret | chpasswd
-    install -d -o $name -g $name -m 700 {SPOOL}/$name
+    install -d -o $name -g $name -m 700 @SPOOL@/$name
 done
-chmod 755 {SPOOL}
-postconf -e mail_spool_directory={SPOOL}/ mailbox_command= inet_interfaces=all mynetworks=0.0.0.0/0 \
-    mydestination=itree-test,localhost smtputf8_enable=no
+chmod 755 @SPOOL@
+postconf -e mail_spool_directory=@SPOOL@/ mailbox_command= inet_interfaces=all mynetworks=0.0.0.0/0 \
+    mydestination=itree-test,localhost smtputf8_enable=no inet_protocols=ipv4
 cat >/etc/dovecot/conf.d/99-itree-test.conf <<'END'
-mail_location = maildir:{SPOOL}/%u
+mail_location = maildir:@SPOOL@/%u
 disable_plaintext_auth = no
 ssl = no
+listen = *
 END
 systemctl restart postfix dovecot
 """
@@ -91,8 +95,8 @@ def host(tmp_path):
     """Makes one machine; it is switched off at the end, come what may."""
     with contextlib.ExitStack() as stack:
 
-        def make(**kwargs):
-            made = machine.Machine(debian_image.image(), tmp_path / "machine", **kwargs)
+        def make(kind=machine.Machine, **kwargs):
+            made = kind(debian_image.image(), tmp_path / "machine", **kwargs)
             stack.callback(made.close)
             return made
 
@@ -103,7 +107,7 @@ def put(host, text, path, mode="644"):
     """Write a file in the machine."""
     res = subprocess.run(
         ["ssh", "-F", "none", "-i", host.key, "-p", str(host.ports[22]), "-o", "StrictHostKeyChecking=no", "-o",
-         "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR", "root@127.0.0.1",
+         "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR", f"root@{host.address}",
          f"install -m {mode} /dev/stdin {path}"],
         input=text if isinstance(text, bytes) else text.encode(), capture_output=True, timeout=600, check=False,
     )  # fmt: skip
@@ -139,14 +143,14 @@ def built(host, directory=SPOOL):
 
 def deliver(host, number, to="anna"):
     """Send messages by SMTP."""
-    with smtplib.SMTP("127.0.0.1", host.ports[25], timeout=300) as smtp:
+    with smtplib.SMTP(host.address, host.ports[25], timeout=300) as smtp:
         for n in range(number):
             smtp.sendmail("root@itree-test", [f"{to}@itree-test"], f"Subject: delivered {n}\r\n\r\ntext {n}\r\n")
 
 
 def count(host, who="anna"):
     """How many messages an IMAP client sees."""
-    imap = imaplib.IMAP4("127.0.0.1", host.ports[143], timeout=600)
+    imap = imaplib.IMAP4(host.address, host.ports[143], timeout=600)
     try:
         imap.login(who, "secret")
         kind, answer = imap.select("INBOX", readonly=True)
@@ -164,7 +168,7 @@ def until(what, wanted, limit=600):
         time.sleep(3)
 
 
-def mail(repo, release):
+def mail(host, repo, release):
     """Variables of the mail host."""
     return {
         "itree_repo_url": "file:///srv/itree",
@@ -176,7 +180,7 @@ def mail(repo, release):
         "itree_kernel_panic": 5,
         "itree_kernel_guard": 3000,
         "itree_kernel_timeout": 3600,
-        "itree_feature_volumes": [{"device": machine.DATA, "mount": SPOOL, "services": ["dovecot", "postfix"]}],
+        "itree_feature_volumes": [{"device": host.data, "mount": SPOOL, "services": ["dovecot", "postfix"]}],
         "itree_feature_unmount": True,
         "itree_feature_backup_confirmed": True,
         "itree_convert_paths": [SPOOL],
@@ -201,20 +205,82 @@ def stock_versions(host):
     return host.ssh("dpkg-query -W -f '${Package} ${Version}\n' e2fsprogs libext2fs2 logsave 'linux-image-*'")
 
 
+def filled(one):
+    """A mail host with messages by SMTP and many more; the digest of all."""
+    prepare = PREPARE.replace("@DATA@", one.data).replace("@SPOOL@", SPOOL).replace("@PEOPLE@", " ".join(PEOPLE))
+    one.ssh(prepare, timeout=1800)
+    deliver(one, DELIVERED)
+    until(lambda: count(one), DELIVERED)
+    fill(one, f"{SPOOL}/anna", MESSAGES)
+    until(lambda: count(one), DELIVERED + MESSAGES, 1800)
+    return digest(one)
+
+
+def imap_watch(one):
+    return machine.Watch(one.address, one.ports[143], b"* OK")
+
+
+def convert(collection, one, variables, before):
+    """The feature in one window, the conversion in none, a second run without a change; then the same mail is there."""
+    watch = imap_watch(one)
+    play(collection, one, variables, *roles("feature")).good()
+    away = watch.end()
+    assert len(away) == 1 and watch.seen[-1][1], away
+    watch = imap_watch(one)
+    played = play(collection, one, variables).good()
+    assert played.changed()["host1"] > 0
+    assert play(collection, one, variables).good().changed() == {"host1": 0}
+    assert watch.end() == [] and len(watch.seen) > 10, watch.seen
+
+    assert digest(one) == before
+    numbers = inodes(one, f"{SPOOL}/anna/cur")
+    assert len(numbers) >= MESSAGES and numbers == sorted(numbers)
+    assert built(one, f"{SPOOL}/anna") == 1
+    one.ssh(f"e4itree check {SPOOL}/anna/cur")
+    deliver(one, 5)
+    until(lambda: count(one), DELIVERED + MESSAGES + 5)
+
+
+def take_back(collection, one, variables, **more):
+    """Roll back: refused where a volume is not named, done, and the second run changes nothing. The digest after it."""
+    back = {f"itree_rollback_{k}": variables[f"itree_feature_{k}"] for k in ("volumes", "unmount", "backup_confirmed")}
+    back |= {"itree_gate_services": ["dovecot", "postfix"], **more}
+    back |= {k: v for k, v in variables.items() if k.startswith("itree_gate")}
+
+    def roll_back(**other):
+        return play(collection, one, {**back, **other}, book="roll_back", group="itree")
+
+    played = roll_back(itree_rollback_volumes=[])
+    played.bad(f"{one.data} has the itree feature", "Nothing was changed")
+    roll_back().good()
+    assert roll_back().good().changed() == {"host1": 0}
+    left = one.ssh(f"dumpe2fs -h {one.data} 2>&1; ls /etc/apt/sources.list.d /etc/default/grub.d || true")
+    assert "itree" not in left
+    assert count(one) == DELIVERED + MESSAGES + 5
+    return digest(one)
+
+
+def stock_reads(one, after, point):
+    """A kernel and an e2fsck that never heard of itrees: those of this host."""
+    run("e2fsck", "-f", "-n", one.top / "data.img")
+    point.mkdir()
+    run("mount", "-t", "ext4", "-o", "loop,ro", one.top / "data.img", point)
+    try:
+        assert run("sh", "-c", DIGEST.format(point))[1].strip() == after
+    finally:
+        run("umount", point)
+
+
 def test_mail_host(collection, repos, host, tmp_path):
     """The distribution's kernel and packages; a kernel that fails; the roll-out; again; and all the way back."""
     release, repo = repos
     one = host()
     one.start()
     one.wait()
-    one.ssh(PREPARE, timeout=1800)
-    deliver(one, DELIVERED)
-    until(lambda: count(one), DELIVERED)
-    fill(one, f"{SPOOL}/anna", MESSAGES)
-    until(lambda: count(one), DELIVERED + MESSAGES, 1800)
-    before, stock = digest(one), one.ssh("uname -r").strip()
+    one.ssh("update-grub 2>/dev/null", timeout=1800)
+    before, stock = filled(one), one.ssh("uname -r").strip()
     versions = stock_versions(one)
-    variables = mail(repo["broken"], release)
+    variables = mail(one, repo["broken"], release)
 
     # A kernel that panics: tried once, and the host is back, untouched but for the package.
     put_tree(one, repo["broken"][0], "/srv/itree")
@@ -232,7 +298,7 @@ def test_mail_host(collection, repos, host, tmp_path):
 
     # Check mode, then packages and kernel.
     put_tree(one, repo["good"][0], "/srv/itree")
-    variables = mail(repo["good"], release)
+    variables = mail(one, repo["good"], release)
     play(collection, one, variables, "--check", "--diff").good()
     assert stock_versions(one) == versions and one.ssh("uname -r").strip() == stock
     play(collection, one, variables, *roles("repo", "packages", "kernel")).good()
@@ -240,62 +306,55 @@ def test_mail_host(collection, repos, host, tmp_path):
     assert "itree-kernel-guard" not in one.ssh("ls /etc/systemd/system")
     until(lambda: count(one), DELIVERED + MESSAGES)
 
-    # The feature: one window. The conversion: none.
-    watch = machine.Watch(one.ports[143], b"* OK")
-    play(collection, one, variables, *roles("feature")).good()
-    away = watch.end()
-    assert len(away) == 1 and watch.seen[-1][1], away
-    watch = machine.Watch(one.ports[143], b"* OK")
-    played = play(collection, one, variables).good()
-    assert played.changed()["host1"] > 0
-    # Second run of the whole: no change.
-    assert play(collection, one, variables).good().changed() == {"host1": 0}
-    assert watch.end() == [] and len(watch.seen) > 10, watch.seen
-
-    assert digest(one) == before
-    numbers = inodes(one, f"{SPOOL}/anna/cur")
-    assert len(numbers) >= MESSAGES and numbers == sorted(numbers)
-    assert built(one, f"{SPOOL}/anna") == 1
-    one.ssh(f"e4itree check {SPOOL}/anna/cur")
-    deliver(one, 5)
-    until(lambda: count(one), DELIVERED + MESSAGES + 5)
-
-    # And back.
-    back = {f"itree_rollback_{k}": variables[f"itree_feature_{k}"] for k in ("volumes", "unmount", "backup_confirmed")}
-    back |= {"itree_rollback_reboot": True, "itree_rollback_kernel_pattern": variables["itree_kernel_pattern"],
-             "itree_rollback_timeout": 3600, "itree_gate_services": ["dovecot", "postfix"]}  # fmt: skip
-    gates = {k: v for k, v in variables.items() if k.startswith("itree_gate")}
-    played = play(collection, one, {**gates, **back, "itree_rollback_volumes": []}, book="roll_back", group="itree")
-    played.bad(f"{machine.DATA} has the itree feature", "Nothing was changed")
-    play(collection, one, {**gates, **back}, book="roll_back", group="itree").good()
+    convert(collection, one, variables, before)
+    after = take_back(
+        collection, one, variables, itree_rollback_reboot=True, itree_rollback_timeout=3600,
+        itree_rollback_kernel_pattern=variables["itree_kernel_pattern"],
+    )  # fmt: skip
     assert one.ssh("uname -r").strip() == stock
     assert stock_versions(one) == versions
-    left = one.ssh(f"dumpe2fs -h {machine.DATA} 2>&1; ls /etc/apt/sources.list.d /etc/default/grub.d || true")
-    assert "itree" not in left
-    assert digest(one) != "" and count(one) == DELIVERED + MESSAGES + 5
-    assert play(collection, one, {**gates, **back}, book="roll_back", group="itree").good().changed() == {"host1": 0}
-    after = digest(one)
     one.stop()
+    stock_reads(one, after, tmp_path / "mnt")
 
-    # A kernel and an e2fsck that never heard of itrees.
-    run("e2fsck", "-f", "-n", one.top / "data.img")
-    point = tmp_path / "mnt"
-    point.mkdir()
-    run("mount", "-t", "ext4", "-o", "loop,ro", one.top / "data.img", point)
-    try:
-        assert run("sh", "-c", DIGEST.format(point))[1].strip() == after
-    finally:
-        run("umount", point)
+
+def test_mail_volume_uml(collection, repos, host, tmp_path):
+    """A mail host that runs our kernel already: packages, feature, trees; again; back to the stock packages."""
+    release, repo = repos
+    one = host(umlhost.UmlHost)
+    one.start()
+    one.wait()
+    before, versions = filled(one), stock_versions(one)
+    put_tree(one, repo["good"][0], "/srv/itree")
+    variables = mail(one, repo["good"], release)
+    play(collection, one, variables, "--check", "--diff").good()
+    assert stock_versions(one) == versions and digest(one) == before
+    play(collection, one, variables, *roles("repo", "packages", "kernel")).good()
+    assert stock_versions(one) != versions
+    assert one.ssh("uname -r").strip() == one.release
+
+    convert(collection, one, variables, before)
+    after = take_back(collection, one, variables, itree_rollback_kernel=False)
+    assert stock_versions(one) == versions
+    one.stop()
+    stock_reads(one, after, tmp_path / "mnt")
+
+
+def own_kernel(host, kind):
+    """A machine that needs no boot loader to come to our kernel."""
+    return host(umlhost.UmlHost) if kind == "uml" else host(kernel=vm.DEFAULT_KERNEL)
+
+
+KINDS = pytest.mark.parametrize("kind", ["uml", "qemu"])
 
 
 def started(host, repo, release):
-    """The machine with the kernel given by QEMU and our e2fsprogs; an empty volume without the feature."""
+    """The machine with our kernel and e2fsprogs; an empty volume without the feature."""
     host.start()
     host.wait()
     put_tree(host, repo["good"][0], "/srv/itree")
     host.ssh("dpkg -i /srv/itree/e2fsprogs_*.deb /srv/itree/libext2fs2_*.deb")
-    assert host.ssh("uname -r").strip() == release
-    host.ssh(f"mkdir -p {SPOOL} && mke2fs -q -t ext4 {machine.DATA} && echo '{machine.DATA} {SPOOL} ext4 defaults 0 2' "
+    assert host.ssh("uname -r").strip() == (host.release or release)
+    host.ssh(f"mkdir -p {SPOOL} && mke2fs -q -t ext4 {host.data} && echo '{host.data} {SPOOL} ext4 defaults 0 2' "
              f">>/etc/fstab && mount {SPOOL}")  # fmt: skip
 
 
@@ -307,10 +366,11 @@ done
 """
 
 
-def test_nfs_host(collection, repos, host):
+@KINDS
+def test_nfs_host(collection, repos, host, kind):
     """An NFS server with a client that has its export mounted throughout."""
     release, repo = repos
-    one = host(kernel=vm.DEFAULT_KERNEL)
+    one = own_kernel(host, kind)
     started(one, repo, release)
     fill(one, f"{SPOOL}/share", MESSAGES)
     one.ssh(f"echo '{SPOOL} 127.0.0.1(rw,no_root_squash,fsid=1)' >/etc/exports && systemctl restart nfs-server && "
@@ -321,7 +381,7 @@ def test_nfs_host(collection, repos, host):
     put(one, READER, "/root/reader", "755")
     one.ssh("setsid /root/reader >/dev/null 2>&1 </dev/null &")
     variables = {
-        "itree_feature_volumes": [{"device": machine.DATA, "mount": SPOOL, "services": ["nfs-server"]}],
+        "itree_feature_volumes": [{"device": one.data, "mount": SPOOL, "services": ["nfs-server"]}],
         "itree_feature_unmount": True,
         "itree_feature_backup_confirmed": True,
         "itree_convert_paths": [SPOOL],
@@ -358,17 +418,18 @@ for d in range(int(sys.argv[2])):
 """
 
 
-def test_power_cut(collection, repos, host):
+@KINDS
+def test_power_cut(collection, repos, host, kind):
     """The plug is pulled in mid-conversion; the host comes back consistent, and the next run finishes."""
     release, repo = repos
-    one = host(kernel=vm.DEFAULT_KERNEL)
+    one = own_kernel(host, kind)
     started(one, repo, release)
     put(one, MANY, "/root/many.py")
     one.ssh(f"python3 /root/many.py {SPOOL} {DIRECTORIES} {EACH}; sync", timeout=3600)
     content = f"cd {SPOOL} && find . -type f -print0 | sort -z | xargs -0 sha256sum | sha256sum"
     before = one.ssh(content, timeout=3600)
     variables = {
-        "itree_feature_volumes": [{"device": machine.DATA, "mount": SPOOL}],
+        "itree_feature_volumes": [{"device": one.data, "mount": SPOOL}],
         "itree_feature_unmount": True,
         "itree_feature_backup_confirmed": True,
         "itree_convert_paths": [SPOOL],
