@@ -82,6 +82,16 @@ def e2fsprogs(top):
     return wanted
 
 
+def e2fsprogs_rpms(top):
+    """A signed dnf repository of our e2fsprogs: that of ITREE_PACKAGES=DIR, or built now; (its directory, its key)."""
+    given = os.environ.get("ITREE_PACKAGES")
+    out = REPO / given if given else top / "built-rpms"
+    if not (out / "repo" / "repodata").exists():
+        assert not given, f"{out} has no directory repo as packaging/rpm/build makes it"
+        run(REPO / "packaging" / "rpm" / "build", "repo", "e2fsprogs-itree", "--out", out, timeout=3600)
+    return out / "repo", out / "repo" / "RPM-GPG-KEY-itree"
+
+
 def make(top, image, release):
     """Repositories good and broken (the same with a kernel that panics): (directory, key) each. release: of `image`."""
     tools = e2fsprogs(top)

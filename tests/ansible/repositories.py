@@ -2,6 +2,7 @@
 """Small signed repositories, with one package that has one file."""
 
 import os
+import re
 import shutil
 
 import pkg
@@ -50,6 +51,68 @@ def apt(top, version="1"):
     )
     run("dpkg-deb", "--root-owner-group", "--build", tree, repo / f"{NAME}_{version}_all.deb")
     return repo, sign_apt(repo, top)
+
+
+# Where the programs and libraries of e2fsprogs lie in Fedora.
+SBIN, LIB = "usr/sbin", "usr/lib64"
+STOCK_PROGRAMS, STOCK_LIBRARIES = ("mke2fs", "e2fsck", "tune2fs", "dumpe2fs"), ("libext2fs.so.2", "libe2p.so.2")
+STOCK_SPEC = """
+Name: e2fsprogs
+Version: 1.47.0
+Release: 1
+Summary: Programs of this host's e2fsprogs
+License: none
+Requires: e2fsprogs-libs = 1.47.0-1
+AutoReqProv: no
+%description
+The host's.
+%package libs
+Summary: Libraries of this host's e2fsprogs
+AutoReq: no
+%description libs
+The host's.
+%package -n test-base
+Summary: What this host has by other means than rpm: no file, but its name for each
+@PROVIDES@
+%description -n test-base
+Names.
+%install
+cp -a @TREE@/. %{buildroot}/
+%transfiletriggerin -n test-base -P 2000000 -- /usr/lib64
+/sbin/ldconfig
+%transfiletriggerpostun -n test-base -P 2000000 -- /usr/lib64
+/sbin/ldconfig
+%files
+/usr/sbin/*
+%files libs
+/usr/lib64/*
+%files -n test-base
+"""
+
+
+def dnf_distribution(top, ours):
+    """A repository of this host's e2fsprogs as Fedora packs it, and of what the packages `ours` want besides."""
+    repo, tree = top / "dnf", top / "tree"
+    for name in (SBIN, LIB):
+        (tree / name).mkdir(parents=True)
+    repo.mkdir()
+    for name in STOCK_PROGRAMS:
+        shutil.copy(f"/{SBIN}/{name}", tree / SBIN)
+    known = run("/sbin/ldconfig", "-p")[1]
+    for name in STOCK_LIBRARIES:
+        shutil.copy(re.search(rf"^\s*{re.escape(name)} \(.*x86-64.*\) => (\S+)", known, re.M)[1], tree / LIB / name)
+    wanted = {line.strip() for line in run("rpm", "-qp", "--requires", *ours)[1].splitlines()}
+    names = sorted(n for n in wanted if not n.startswith(("rpmlib(", "config(", "libext2fs.", "libe2p.", "e2fsprogs")))
+    spec = STOCK_SPEC.replace("@TREE@", str(tree)).replace(
+        "@PROVIDES@", "\n".join(f"Provides: {n}" for n in ("/bin/sh", *names))
+    )
+    (top / "stock.spec").write_text(spec)
+    run("rpmbuild", "-bb", "--nodeps", "--define", f"_topdir {top}/rpm", "--define", "__os_install_post %{nil}",
+        "--define", "_build_id_links none", "--define", "debug_package %{nil}", top / "stock.spec")  # fmt: skip
+    for path in (top / "rpm" / "RPMS").rglob("*.rpm"):
+        shutil.copy(path, repo)
+    run("createrepo_c", "--quiet", repo)
+    return repo
 
 
 def dnf(top):

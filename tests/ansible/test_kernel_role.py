@@ -4,7 +4,6 @@
 With ITREE_FULL=1, since the root takes minutes to make. Whole machines that start: test_machines.py.
 """
 
-
 import chroothost
 import machine_packages
 import pytest

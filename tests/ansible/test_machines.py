@@ -35,6 +35,7 @@ SPOOL = "/srv/mail"
 PEOPLE = ("anna", "berta")
 PREPARE = """
 set -eu
+apt-get -q update
 mke2fs -q -t ext4 @DATA@
 echo '@DATA@ @SPOOL@ ext4 noatime 0 2' >>/etc/fstab
 mkdir -p @SPOOL@
@@ -352,7 +353,8 @@ def started(host, repo, release):
     host.start()
     host.wait()
     put_tree(host, repo["good"][0], "/srv/itree")
-    host.ssh("dpkg -i /srv/itree/e2fsprogs_*.deb /srv/itree/libext2fs2_*.deb")
+    # e2fsprogs depends on the library before it is unpacked.
+    host.ssh("dpkg -i /srv/itree/libext2fs2_*.deb && dpkg -i /srv/itree/e2fsprogs_*.deb")
     assert host.ssh("uname -r").strip() == (host.release or release)
     host.ssh(f"mkdir -p {SPOOL} && mke2fs -q -t ext4 {host.data} && echo '{host.data} {SPOOL} ext4 defaults 0 2' "
              f">>/etc/fstab && mount {SPOOL}")  # fmt: skip
@@ -360,7 +362,7 @@ def started(host, repo, release):
 
 READER = """#!/bin/sh
 while test ! -e /run/enough; do
-    cat /client/share/cur/* >/dev/null 2>>/run/client-errors || exit 1
+    find /client/share/cur -type f -exec cat {} + >/dev/null 2>>/run/client-errors || exit 1
     echo round >>/run/client-rounds
 done
 """
@@ -451,6 +453,8 @@ def test_power_cut(collection, repos, host, kind):
             end = time.monotonic() + 1800
             while built(one) < 3:
                 assert going.poll() is None and time.monotonic() < end, pathlib.Path(log.name).read_text()
+            # So that some trees are there for good: what the journal has not committed yet may be gone.
+            one.ssh(f"sync -f {SPOOL}")
             one.power_cut()
             code = going.wait(1800)
         finally:

@@ -123,3 +123,61 @@ def test_real_packages(collection, sandbox, tmp_path):
     assert sandbox.run(*query) == before
     assert sandbox.run("dpkg", "--audit") == "" and "e4itree" not in sandbox.run("dpkg", "-L", "e2fsprogs")
     assert role(collection, sandbox).good().changed() == {"here": 0}
+
+
+DNF_BASE = """[stock]
+name=stock
+baseurl=file://{}
+gpgcheck=0
+metadata_expire=0
+"""
+
+
+def dnf_host(sandbox, stock):
+    """This host with the names of Fedora: Debian's dnf, a database of rpm's, and a distribution's repository."""
+    sandbox.put("/etc/rpm/macros", "%_dbpath /var/lib/rpm\n")
+    sandbox.run("sh", "-c", "rm -f /etc/os-release && mkdir -p /etc/yum.repos.d /etc/pki/rpm-gpg /var/lib/rpm")
+    sandbox.put("/etc/os-release", 'NAME="Fedora Linux"\nID=fedora\nVERSION_ID=42\n')
+    sandbox.put("/etc/fedora-release", "Fedora release 42 (test)\n")
+    sandbox.put("/etc/redhat-release", "Fedora release 42 (test)\n")
+    sandbox.put("/etc/dnf/vars/releasever", "42\n")
+    sandbox.put("/etc/yum.repos.d/stock.repo", DNF_BASE.format(stock))
+    # Fedora's libraries lie there, and its loader looks there.
+    sandbox.put("/etc/ld.so.conf", "/usr/lib64\ninclude /etc/ld.so.conf.d/*.conf\n")
+    sandbox.run("dnf", "-qy", "install", "test-base", "e2fsprogs")
+
+
+@full
+def test_real_packages_dnf(collection, sandbox, tmp_path):
+    """Our e2fsprogs' RPMs by the roles repo and packages, and the distribution's back by rollback."""
+    if not shutil.which("dnf"):
+        pytest.skip("no dnf on this host")
+    ours, key = machine_packages.e2fsprogs_rpms(tmp_path)
+    rpms = [next(ours.glob(f"e2fsprogs-itree-{which}.x86_64.rpm")) for which in ("[0-9]*", "libs-*")]
+    (tmp_path / "stock").mkdir()
+    dnf_host(sandbox, repositories.dnf_distribution(tmp_path / "stock", rpms))
+    sandbox.put("/usr/bin/lsblk", SHIM.format("/dev/sda1 xfs"), 0o755)
+    query = ("rpm", "-qa", "--qf", "%{NAME}-%{VERSION}\n")
+    sums = ("sha256sum", *(f"/{repositories.SBIN}/{n}" for n in repositories.STOCK_PROGRAMS),
+            *(f"/{repositories.LIB}/{n}" for n in repositories.STOCK_LIBRARIES))  # fmt: skip
+    before, were = sorted(sandbox.run(*query).split()), sandbox.run(*sums)
+    assert "e2fsprogs-1.47.0" in before
+    variables = {"itree_repo_url": f"file://{ours}", "itree_repo_key": str(key)}
+
+    def twice(role_, **more):
+        foretold = collection.role(role_, "--check", before=sandbox.before, **more).good()
+        played = collection.role(role_, before=sandbox.before, **more).good()
+        assert played.changed()["here"] > 0 and foretold.changed()["here"] > 0
+        assert collection.role(role_, before=sandbox.before, **more).good().changed() == {"here": 0}
+
+    twice("repo", **variables)
+    twice("packages", itree_packages_dnf=["e2fsprogs-itree"])
+    assert sum(n.startswith("e2fsprogs-itree-") for n in sandbox.run(*query).split()) == 2
+    assert "e4itree" in sandbox.run("e4itree", "--version")
+    # mke2fs.conf is the admin's, who here is Debian.
+    assert sandbox.run("rpm", "-V", "--noconfig", "e2fsprogs-itree", "e2fsprogs-itree-libs") == ""
+    twice("rollback", itree_rollback_volumes=[], itree_rollback_kernel=False)
+    assert sorted(n for n in sandbox.run(*query).split() if not n.startswith("gpg-pubkey")) == before
+    assert sandbox.run(*sums) == were
+    sandbox.run("test", "!", "-e", "/usr/sbin/e4itree")
+    assert "/etc/yum.repos.d/itree.repo" not in sandbox.changes()

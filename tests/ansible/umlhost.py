@@ -59,7 +59,7 @@ class UmlHost(machine.Host):
 
     def command(self):
         return [str(KERNEL), f"mem={self.memory}", f"ubda={self.top / 'root.img'}", f"ubdb={self.top / 'data.img'}",
-                f"vec0:transport=tap,ifname={self.tap},depth=64,gro=0", f"uml_dir={self.top}", *APPEND]  # fmt: skip
+                f"vec0:transport=tap,ifname={self.tap},depth=64,gro=1", f"uml_dir={self.top}", *APPEND]  # fmt: skip
 
     def start(self):
         super().start()
