@@ -64,6 +64,8 @@ class Host:
     """
 
     address, data, release = "127.0.0.1", "/dev/vdb", None
+    # How many half minutes of silence Ansible takes for a host that is busy, not gone.
+    patience = 20
 
     def __init__(self, image, top, data="2G"):
         self.top, self.process, self.starts = top, None, 0
@@ -141,7 +143,8 @@ class Host:
             "ansible_ssh_private_key_file": str(self.key),
             "ansible_python_interpreter": "/usr/bin/python3",
             "ansible_ssh_common_args": "-F none -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null "
-                                       "-o LogLevel=ERROR -o ServerAliveInterval=30 -o ServerAliveCountMax=20",
+                                       "-o LogLevel=ERROR -o ServerAliveInterval=30 "
+                                       f"-o ServerAliveCountMax={self.patience}",
         }  # fmt: skip
 
 

@@ -30,7 +30,7 @@ APPEND = ("root=/dev/ubda", "rw", "con=null", "con0=null,fd:1", "ssl=null", "pan
 class UmlHost(machine.Host):
     """memory: as the kernel's mem= wants it."""
 
-    data = "/dev/ubdb"
+    data, patience = "/dev/ubdb", 3
 
     def __init__(self, image, top, data="2G", memory="1G"):
         super().__init__(image, top, data)

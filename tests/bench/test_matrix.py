@@ -325,3 +325,26 @@ def test_a_file_that_is_no_export_is_refused(tmp_path):
     (tmp_path / "x").write_text("[]")
     with pytest.raises(lab.LabError, match="export"):
         report.load(tmp_path / "x")
+
+
+def test_results_of_another_machine_are_taken_beside_those_at_hand(exported, tmp_path, monkeypatch):
+    monkeypatch.setenv("ITREE_CACHE", str(tmp_path / "cache"))
+    cell = Cell("itree", "lstat", 10_000, 4096, "clean")
+    results = cells.Results()
+    results.put(cell, {"of": "here"}, {"status": 0}, None)
+    told = json.loads(exported.read_text())["results"]
+    assert matrix.take(exported) == len(told) - 1 and matrix.take(exported) == 0
+    assert results.get(cell, cells.hash_of({"of": "here"}))["status"] == 0, "what is at hand stays"
+    assert {r["cell"]["name"] for r in results.all()} == {r["cell"]["name"] for r in told}
+    other = next(r for r in told if r["cell"]["name"] != cell.name)
+    taken = json.loads(results.path(Cell(**{k: v for k, v in other["cell"].items() if k != "name"})).read_text())
+    assert taken["figures"] == other["figures"] and taken["inputs"] == other["inputs"]
+
+
+@pytest.mark.parametrize("text", ["[]", '{"results": [{}]}', '{"results": [{"cell": {"system": 1}}]}', "no JSON"])
+def test_what_is_no_export_is_not_taken(tmp_path, monkeypatch, text):
+    monkeypatch.setenv("ITREE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "x").write_text(text)
+    with pytest.raises(lab.LabError, match="export"):
+        matrix.take(tmp_path / "x")
+    assert cells.Results().all() == []
