@@ -61,6 +61,9 @@ void ext4_itree_scans_renumber(struct inode *dir, struct ext4_dir_entry_2 *de,
 			       u32 old_ino);
 void ext4_itree_scans_doubt(struct inode *dir);
 
+/* itree_pos.c: positions from before */
+int ext4_itree_resume(struct inode *dir, loff_t *pos, bool inode_order);
+
 /* itree_online.c, itree_ioctl.c: trees of directories in use */
 void ext4_itree_log(struct inode *dir, u64 key, bool gone);
 u8 ext4_itree_builder_version(struct inode *dir);

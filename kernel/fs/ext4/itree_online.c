@@ -16,6 +16,7 @@
  */
 #include <linux/fs.h>
 #include <linux/buffer_head.h>
+#include <linux/iversion.h>
 #include <linux/ktime.h>
 #include <linux/mount.h>
 #include "ext4.h"
@@ -286,6 +287,16 @@ static int load(struct ext4_itree_builder *b)
 
 /* --- catching up --- */
 
+/*
+ * Whoever lists the directory from now on gets another order.  NFS clients keep
+ * what they have read until the directory says that it has changed.
+ */
+static void order_changed(struct inode *dir)
+{
+	inode_set_ctime_current(dir);
+	inode_inc_iversion(dir);
+}
+
 /* Sets the flag; from here on changes of the directory follow the tree. */
 static int set_flag(struct ext4_itree_builder *b)
 {
@@ -298,6 +309,7 @@ static int set_flag(struct ext4_itree_builder *b)
 	ext4_clear_inode_state(dir, EXT4_STATE_ITREE_BAD);
 	ext4_clear_inode_state(dir, EXT4_STATE_ITREE_NOBUILD);
 	ext4_set_inode_flag(dir, EXT4_INODE_ITREE);
+	order_changed(dir);
 	err = ext4_mark_inode_dirty(handle, dir);
 	if (err)
 		ext4_clear_inode_flag(dir, EXT4_INODE_ITREE);
@@ -362,6 +374,7 @@ static int drop_flag(struct inode *dir)
 	handle = ext4_journal_start(dir, EXT4_HT_DIR, 8);
 	if (IS_ERR(handle))
 		return PTR_ERR(handle);
+	order_changed(dir);
 	ext4_itree_drop(handle, dir, NULL);
 	ext4_clear_inode_state(dir, EXT4_STATE_ITREE_BAD);
 	err = ext4_journal_stop(handle);

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 REPO = pathlib.Path(__file__).resolve().parents[3]
 MODULES = (
-    "matrix", "ops", "scans", "space", "modes", "corrupt", "crash", "roundtrip", "online", "power", "damaged",
+    "matrix", "ops", "scans", "space", "modes", "corrupt", "crash", "roundtrip", "online", "resume", "power", "damaged",
     "tools", "scrub", "faults", "neighbours",
 )  # fmt: skip
 
@@ -87,7 +87,7 @@ BY_DEFAULT = {
     "roundtrip": "roundtrip-kernel-first-1k roundtrip-tools-first-4k",
     "online": "online-build-4k online-build-1k-small online-build-fastcommit online-build-crypt-casefold "
     "online-busy-1k online-busy-fastcommit online-hammer online-scans online-power-fastcommit online-cancel "
-    "online-rmdir online-refusals online-differs online-recursive online-collisions",
+    "online-rmdir online-refusals online-differs online-recursive online-collisions resume-*",
     "power": "power-mail-1k power-storms-journal power-online-1k",
 }
 MOST = 900  # seconds that a case may take without ITREE_FULL=1
