@@ -132,6 +132,32 @@ def test_what_fails_does_not_keep_the_rest_from_being_measured(tmp_path, monkeyp
     assert done == ["itree/ls/10000/4096/clean"]
 
 
+@pytest.mark.parametrize(
+    ("count", "work", "in_place"),
+    [(300_000, "lstat", False), (5_000_000, "lstat", True), (5_000_000, "rm", False), (5_000_000, "mail", False)],
+)
+def test_a_volume_in_the_cache_is_read_only_by_what_reads_only(tmp_path, monkeypatch, count, work, in_place):
+    args = argparse.Namespace(memory="192M", again=False, timeout=1)
+    monkeypatch.setenv("ITREE_CACHE", str(tmp_path / "cache"))
+    run = matrix.Matrix(args)
+    source = tmp_path / "kept.img"
+    source.write_bytes(b"kept")
+    monkeypatch.setattr(run, "filled", lambda cell: source)
+    seen = []
+
+    def guest(volumes, steps, *_rest, **_more):
+        seen.append((volumes[0][0], [s.options.split(",") for s in steps]))
+        raise lab.LabError("enough")
+
+    monkeypatch.setattr(lab, "run_guest", guest)
+    monkeypatch.setattr(lab, "read_report", lambda *_a, **_k: argparse.Namespace(steps={}))
+    with pytest.raises(lab.LabError, match="enough"):
+        run.read([Cell("xfs", work, count, 4096, "clean")])
+    ((image, options),) = seen
+    assert (image == source) == in_place
+    assert all(("ro" in o) == in_place for o in options)
+
+
 # -- small programs --------------------------------------------------------------
 
 
