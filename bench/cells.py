@@ -111,8 +111,11 @@ class Cell:
         return []
 
     def memory(self, memory: str) -> str:
-        """What the guest has; XFS runs out of 192 MiB in rm -r of 300,000 files."""
-        return lab.FILL_MEMORY if self.work in LARGE else memory
+        """What the guest has; XFS runs out of 192 MiB in rm -r of 300,000 files.
+
+        A directory of 5,000,000 has 400 MiB itself: who has that many has memory for it.
+        """
+        return lab.FILL_MEMORY if self.work in LARGE or self.count >= 5_000_000 else memory
 
     def inputs(self, memory: str) -> dict:
         """All that the result depends on, as JSON."""
