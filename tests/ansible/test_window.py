@@ -53,6 +53,8 @@ def mounted(image, tools, tmp_path):
     volume = image()
     fill(volume.mount(tmp_path / "mnt") / "large", 1200)
     volume.umount()
+    # A mount in a later second than mke2fs: tune2fs asks for a check.
+    run(tools / "e2fsck", "-fp", volume.path)
     run(tools / "tune2fs", "-O", "itree", volume.path)
     made = Mounted(volume, tmp_path)
     yield made
