@@ -170,6 +170,11 @@ def test_real_packages_dnf(collection, sandbox, tmp_path):
         assert played.changed()["here"] > 0 and foretold.changed()["here"] > 0
         assert collection.role(role_, before=sandbox.before, **more).good().changed() == {"here": 0}
 
+    # Before the repository is there, check mode foretells packages that dnf does not know.
+    foretold = collection.role("packages", "--check", before=sandbox.before, itree_packages_dnf=["e2fsprogs-itree"])
+    assert foretold.good().changed()["here"] == 1
+    collection.role("packages", before=sandbox.before, itree_packages_dnf=["e2fsprogs-itree"]).bad("e2fsprogs-itree")
+    assert sorted(sandbox.run(*query).split()) == before
     twice("repo", **variables)
     twice("packages", itree_packages_dnf=["e2fsprogs-itree"])
     assert sum(n.startswith("e2fsprogs-itree-") for n in sandbox.run(*query).split()) == 2
