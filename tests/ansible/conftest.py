@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """What the tests of the collection share: the collection as users get it, ways to run it, file systems to run it on."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -285,3 +286,20 @@ def standin(tmp_path):
     top = tmp_path / "standin"
     top.mkdir()
     return Standin(top)
+
+
+@pytest.fixture
+def host(tmp_path):
+    """Makes one whole machine; it is switched off at the end, come what may."""
+    # As in repos().
+    import debian_image
+    import machine
+
+    with contextlib.ExitStack() as stack:
+
+        def make(kind=machine.Machine, **kwargs):
+            made = kind(debian_image.image(), tmp_path / "machine", **kwargs)
+            stack.callback(made.close)
+            return made
+
+        yield make

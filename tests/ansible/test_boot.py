@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Boot loaders: menus as the distributions write them, with stand-ins for their tools. Real GRUB: test_machines.py."""
+"""Boot loaders: menus as the distributions write them, with stand-ins for their tools.
+
+Real GRUB: test_kernel_machines.py.
+"""
 
 import importlib.util
 import json

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """The roles kernel and rollback on a Debian 12 root: real packages, hooks and GRUB tools, simulated starts.
 
-With ITREE_FULL=1, since the root takes minutes to make. Whole machines that start: test_machines.py.
+With ITREE_FULL=1, since the root takes minutes to make. Whole machines that start: test_kernel_machines.py.
 """
 
 import chroothost

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""The role rollback on this host under overlays: packages, repository, what it refuses. The rest: test_machines.py."""
+"""The role rollback on this host under overlays: packages, repository, what it refuses.
+
+Whole machines: test_*machines.py.
+"""
 
 import shutil
 

@@ -20,7 +20,7 @@ UUID = "17ee17ee-0000-4000-8000-000000000001"
 PACKAGES = (
     "systemd-sysv", "udev", "dbus", "openssh-server", "iproute2", "procps", "python3", "python3-apt", "rsync", "nano",
     "linux-image-cloud-amd64", "initramfs-tools", "grub-common", "grub2-common", "grub-efi-amd64-bin",
-    "dovecot-imapd", "postfix", "nfs-kernel-server", "nfs-common", "e2fsprogs", "logsave",
+    "dovecot-imapd", "postfix", "nfs-kernel-server", "nfs-common", "e2fsprogs", "logsave", "dnf", "rpm",
 )  # fmt: skip
 STOCK = ("e2fsprogs", "libext2fs2", "libcom-err2", "libss2", "logsave")
 # What GRUB needs to find its configuration; the rest it loads from there.

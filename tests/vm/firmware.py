@@ -42,7 +42,8 @@ def command(kernel, memory, serial, disks, store, boot=None, forwards=None, cach
         ports = "".join(f",hostfwd=tcp:127.0.0.1:{host}-:{guest}" for host, guest in forwards.items())
         argv += ["-netdev", f"user,id=n0,restrict=on{ports}", "-device", "virtio-net-pci,netdev=n0"]
     for number, path in enumerate(disks):
-        first = ",bootindex=1" if number == boot else ""
+        # The firmware shows boot loaders no disk that it does not think of booting.
+        first = f",bootindex={1 if number == boot else number + 2}" if boot is not None else ""
         argv += ["-drive", f"if=none,id=d{number},format=raw,cache={cache},discard=unmap,file={path}",
                  "-device", f"virtio-blk-pci,drive=d{number}{first}"]  # fmt: skip
     return [*argv, *map(str, more)]
