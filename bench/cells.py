@@ -113,8 +113,11 @@ class Cell:
     def memory(self, memory: str) -> str:
         """What the guest has; XFS runs out of 192 MiB in rm -r of 300,000 files.
 
-        A directory of 5,000,000 has 400 MiB itself: who has that many has memory for it.
+        A directory of 5,000,000 has 400 MiB itself: who has that many has memory for it. ls -l keeps 285 bytes of each
+        name until it has sorted them, any ls.
         """
+        if self.work == "ls" and self.count >= 5_000_000:
+            return "3G"
         return lab.FILL_MEMORY if self.work in LARGE or self.count >= 5_000_000 else memory
 
     def inputs(self, memory: str) -> dict:

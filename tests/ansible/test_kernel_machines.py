@@ -22,8 +22,8 @@ def variables(release, key):
         "itree_kernel_panic": 5,
         "itree_kernel_guard": 3000,
         "itree_kernel_timeout": 3600,
-        "itree_nfs_services": [],
-        "itree_nfs_ports": [],
+        "itree_nfs_services": ["ssh"],
+        "itree_nfs_ports": [22],
     }
 
 
@@ -65,6 +65,7 @@ def test_there_and_back_qemu(collection, repos, stock):
     assert one.ssh("uname -r").strip() == release
 
     back = {
+        "itree_gate_services": ["ssh"],
         "itree_rollback_volumes": [],
         "itree_rollback_reboot": True,
         "itree_rollback_timeout": 3600,

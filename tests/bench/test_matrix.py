@@ -132,6 +132,20 @@ def test_what_fails_does_not_keep_the_rest_from_being_measured(tmp_path, monkeyp
     assert done == ["itree/ls/10000/4096/clean"]
 
 
+def test_works_of_one_guest_have_the_same_memory(monkeypatch, tmp_path):
+    args = argparse.Namespace(memory="192M", again=False, timeout=1)
+    monkeypatch.setenv("ITREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(lab, "compile_tools", lambda: tmp_path)
+    monkeypatch.setattr(Cell, "inputs", lambda self, memory: {"cell": self.name})
+    run = matrix.Matrix(args)
+    parts = []
+    monkeypatch.setattr(run, "read", lambda part: parts.append([(c.work, c.memory("192M")) for c in part]))
+    run.run(cells.pick(["itree/lstat/*/4096/clean", "itree/ls/*/4096/clean", "itree/tar/*/4096/clean"]))
+    assert [("lstat", "192M"), ("ls", "192M"), ("tar", "192M")] in parts
+    assert [("ls", "3G")] in parts
+    assert all(len({memory for _, memory in part}) == 1 for part in parts)
+
+
 @pytest.mark.parametrize(
     ("count", "work", "in_place"),
     [(300_000, "lstat", False), (5_000_000, "lstat", True), (5_000_000, "rm", False), (5_000_000, "mail", False)],
