@@ -34,7 +34,8 @@ def command(kernel, memory, serial, disks, store, boot=None, forwards=None, cach
     accel, cpus = ("kvm", "2") if kvm else ("tcg,thread=single", "1")
     argv = ["qemu-system-x86_64", "-machine", "q35", "-accel", accel, "-m", memory, "-smp", cpus, "-nodefaults",
             "-display", "none", "-serial", serial, "-device", "virtio-rng-pci"]  # fmt: skip
-    argv += ["-cpu", "host"] if kvm else ["-cpu", "max", "-global", "virtio-blk-pci.ioeventfd=off"]
+    # Emulated, each miss of the TLB walks the page tables: four levels are quicker than five.
+    argv += ["-cpu", "host"] if kvm else ["-cpu", "max,la57=off", "-global", "virtio-blk-pci.ioeventfd=off"]
     if store:
         argv += ["-drive", f"if=pflash,format=raw,readonly=on,file={FIRMWARE}/OVMF_CODE_4M.fd",
                  "-drive", f"if=pflash,format=raw,file={store}"]  # fmt: skip
