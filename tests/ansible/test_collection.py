@@ -4,6 +4,8 @@
 import json
 import pathlib
 import re
+import shutil
+import sys
 
 import pytest
 import yaml
@@ -27,11 +29,30 @@ def test_lint(collection):
     assert int(told[1]) > 50, text
 
 
+def test_sanity(collection, tmp_path):
+    """ansible-test sanity, all that it has; it installs linters of its own, each pinned, by this machine's pip."""
+    root = tmp_path / "ansible_collections" / "itree" / "storage"
+    shutil.copytree(collection.root, root)
+    # ansible-test brings pip into its environments by a script from the net; Python has one of its own.
+    bootstrap = tmp_path / "home" / ".ansible" / "test" / "cache" / "get_pip_24_2.py"
+    bootstrap.parent.mkdir(parents=True)
+    bootstrap.write_text("import ensurepip\n\nensurepip.bootstrap(default_pip=True)\n")
+    version = "{}.{}".format(*sys.version_info)
+    argv = [VENV / "ansible-test", "sanity", "--venv", "--python", version, "--color", "no"]
+    code, text = run(*argv, ok=None, env=collection.env | {"HOME": str(tmp_path / "home")}, cwd=root, timeout=1200)
+    if code and re.search("Could not find a version|No matching distribution|Download failed", text):
+        pytest.skip(f"ansible-test could not install what it checks with:\n{text[-1000:]}")
+    assert code == 0, text
+    done = set(re.findall(r'^Running sanity test "([\w-]+)"', text, re.M))
+    assert {"validate-modules", "pylint", "import", "compile", "ansible-doc", "yamllint", "pep8"} <= done, text
+
+
 def test_archive(collection):
     """The archive holds what a controller needs, and nothing else of the repository."""
     names = run("tar", "-tzf", collection.archive)[1].split()
     files = {"CHANGELOG.md", "FILES.json", "MANIFEST.json", "README.md", ".ansible-lint"}
-    assert {n.split("/")[0] for n in names} <= files | {"meta", "playbooks", "plugins", "roles"}, names
+    assert {n.split("/")[0] for n in names} <= files | {"meta", "playbooks", "plugins", "roles", "tests"}, names
+    assert [n for n in names if n.startswith("tests/") and not n.endswith("/")] == ["tests/sanity/ignore-2.19.txt"]
     assert not [n for n in names if n.endswith((".pyc", ".orig", "~"))]
 
 

@@ -258,7 +258,7 @@ class Grubby(GrubEnvironment):
         """[{index, kernel (a release), args, id}]"""
         found = []
         for line in self.run("grubby", "--info=ALL").splitlines():
-            key, _, value = line.partition("=")
+            key, equals, value = line.partition("=")
             if key == "index":
                 found.append({"index": value})
             elif found and key in ("kernel", "args", "id"):

@@ -42,7 +42,7 @@ options:
     choices: [auto, grub, grubby, systemd-boot]
     default: auto
 author:
-  - The itree founders
+  - The itree founders (!UNKNOWN)
 attributes:
   check_mode:
     description: Tells what would change.

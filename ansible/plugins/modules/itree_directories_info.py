@@ -58,7 +58,7 @@ options:
     type: int
     default: 5000
 author:
-  - The itree founders
+  - The itree founders (!UNKNOWN)
 attributes:
   check_mode:
     description: Can run in check mode and tells the same.

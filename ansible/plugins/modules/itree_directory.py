@@ -67,7 +67,7 @@ options:
       - The program to use instead of the C(e4itree) in C(/usr/sbin), C(/sbin) or the search path.
     type: path
 author:
-  - The itree founders
+  - The itree founders (!UNKNOWN)
 attributes:
   check_mode:
     description: Asks e4itree what it would do. V(checked) checks in check mode too, for it changes nothing.

@@ -42,7 +42,7 @@ options:
       - A directory in which to look for C(e2fsck), C(tune2fs) and C(debugfs) first.
     type: path
 author:
-  - The itree founders
+  - The itree founders (!UNKNOWN)
 attributes:
   check_mode:
     description:

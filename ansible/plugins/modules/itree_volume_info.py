@@ -20,7 +20,7 @@ options:
     elements: path
     default: []
 author:
-  - The itree founders
+  - The itree founders (!UNKNOWN)
 attributes:
   check_mode:
     description: Can run in check mode and tells the same.
