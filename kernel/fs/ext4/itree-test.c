@@ -156,10 +156,49 @@ static void itree_test_hostile(struct kunit *test)
 	KUNIT_EXPECT_NOT_NULL(test, tt->t.why);
 }
 
+/* All large windows together are bounded, by bytes, and come back. */
+static void itree_test_room(struct kunit *test)
+{
+	struct ext4_itree_scan *s;
+	u32 nr, i, most = 1000, short_names, long_names;
+	struct inode *dir;
+
+	dir = kunit_kzalloc(test, sizeof(*dir), GFP_KERNEL);
+	s = kunit_kcalloc(test, most, sizeof(*s), GFP_KERNEL);
+	KUNIT_ASSERT_NOT_NULL(test, dir);
+	KUNIT_ASSERT_NOT_NULL(test, s);
+	dir->i_size = 1 << 30;
+	for (i = 0; i < most; i++) {
+		s[i].dir = dir;
+		s[i].total = (1 << 30) / 16;
+		s[i].want = ext4_itree_window_limit(&s[i]);
+	}
+	short_names = s[0].want;
+	s[0].total = (1 << 30) / 300;
+	long_names = ext4_itree_window_limit(&s[0]);
+	s[0].total = s[1].total;
+	KUNIT_EXPECT_GE(test, long_names, WINDOW_MAX);
+	KUNIT_EXPECT_LE(test, long_names, short_names);
+	KUNIT_EXPECT_LE(test, short_names, WINDOW_LARGE);
+
+	for (nr = 0; nr < most && ext4_itree_borrow_room(&s[nr]); nr++)
+		KUNIT_EXPECT_GE(test, s[nr].borrowed, 16UL * s[nr].want);
+	KUNIT_ASSERT_GT(test, nr, 0);
+	KUNIT_ASSERT_LT(test, nr, most);
+	KUNIT_EXPECT_EQ(test, s[nr].borrowed, 0);
+	KUNIT_EXPECT_FALSE(test, ext4_itree_borrow_room(&s[nr]));
+	ext4_itree_return_room(&s[0]);
+	KUNIT_EXPECT_EQ(test, s[0].borrowed, 0);
+	KUNIT_EXPECT_TRUE(test, ext4_itree_borrow_room(&s[nr]));
+	for (i = 0; i <= nr; i++)
+		ext4_itree_return_room(&s[i]);
+}
+
 static struct kunit_case ext4_itree_cases[] = {
 	KUNIT_CASE(itree_test_positions),
 	KUNIT_CASE(itree_test_core),
 	KUNIT_CASE(itree_test_hostile),
+	KUNIT_CASE(itree_test_room),
 	{}
 };
 

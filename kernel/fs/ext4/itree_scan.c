@@ -194,7 +194,7 @@ static void read_ahead(struct ext4_itree_scan *s)
 	if (!s->stats || !left || s->ahead - s->cur > low)
 		return;
 	n = &s->names[s->ahead];
-	step = max(left / SAMPLES, 1U);
+	step = max(min(left, WINDOW_MAX) / SAMPLES, 1U);
 	if (cached(sb, &n->ino, min(left, SAMPLES), step * sizeof(*n))) {
 		s->ahead += min(left, WINDOW_MIN);
 		return;
@@ -378,6 +378,8 @@ static int emit_names(struct file *file, struct dir_context *ctx,
 			if (!ret) {
 				ctx->pos = EXT4_HTREE_EOF_64BIT;
 				scan_close(s);
+				/* Who keeps it open need not keep the names. */
+				ext4_itree_drop_window(s);
 				return 0;
 			}
 			continue;

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* A scan of a directory in inode order: itree_scan.c and itree_window.c. */
+/* A scan of a directory in inode order: itree_scan.c, _window.c, _room.c, _pos.c. */
 #ifndef _EXT4_ITREE_SCAN_H
 #define _EXT4_ITREE_SCAN_H
 
 #define WINDOW_MIN	1024U
 #define WINDOW_MAX	32768U
+/* With memory for it (itree_room.c): some 32 MiB. */
+#define WINDOW_LARGE	524288U
 /* So many blocks in one sweep cost less than one that is looked for alone. */
 #define SWEEP_PAYS	64
 #define TEXT_FIRST	2048U		/* most directories are small */
@@ -69,6 +71,7 @@ struct ext4_itree_scan {
 	u64		win_hi;
 	u64		version;	/* i_version it was filled at */
 	u32		want;		/* keys for the next one */
+	unsigned long	borrowed;	/* bytes, for a large one */
 	struct text_chunk *text;
 
 	/* Does an undisturbed pass meet as many keys as the root promises? */
@@ -103,6 +106,9 @@ static inline u64 pos_to_key(loff_t pos)
 
 void ext4_itree_drop_window(struct ext4_itree_scan *s);
 int ext4_itree_fill_window(struct file *file, struct ext4_itree_scan *s);
+u32 ext4_itree_window_limit(const struct ext4_itree_scan *s);
+bool ext4_itree_borrow_room(struct ext4_itree_scan *s);
+void ext4_itree_return_room(struct ext4_itree_scan *s);
 bool ext4_itree_usable(struct inode *dir);
 int ext4_itree_cmp_text(const u8 *a, u32 alen, const u8 *b, u32 blen);
 

@@ -26,7 +26,7 @@ static void free_text(struct ext4_itree_scan *s)
 	}
 }
 
-/* Forgets the names of the window, keeps the room for them. */
+/* Forgets the names of the window, keeps the room for them if it is small. */
 void ext4_itree_drop_window(struct ext4_itree_scan *s)
 {
 	s->valid = false;
@@ -34,6 +34,20 @@ void ext4_itree_drop_window(struct ext4_itree_scan *s)
 	s->cur = 0;
 	s->ahead = 0;
 	free_text(s);
+	if (s->room > 2 * WINDOW_MAX) {
+		kvfree(s->names);
+		s->names = NULL;
+		s->room = 0;
+	}
+	ext4_itree_return_room(s);
+}
+
+/* A large window is not worth killing anybody for: a small one will do. */
+static gfp_t window_gfp(const struct ext4_itree_scan *s)
+{
+	return s->borrowed ?
+	       GFP_KERNEL_ACCOUNT | __GFP_RETRY_MAYFAIL | __GFP_NOWARN :
+	       GFP_KERNEL_ACCOUNT;
 }
 
 static u8 *store_text(struct ext4_itree_scan *s, const u8 *name, u32 len)
@@ -43,7 +57,7 @@ static u8 *store_text(struct ext4_itree_scan *s, const u8 *name, u32 len)
 	u8 *p;
 
 	if (!c || c->used + len > c->size) {
-		c = kvmalloc(bytes, GFP_KERNEL_ACCOUNT);
+		c = kvmalloc(bytes, window_gfp(s));
 		if (!c)
 			return NULL;
 		c->next = s->text;
@@ -63,7 +77,7 @@ static int make_room(struct ext4_itree_scan *s, u32 room)
 
 	if (room <= s->room)
 		return 0;
-	n = kvmalloc_array(room, sizeof(*n), GFP_KERNEL_ACCOUNT);
+	n = kvmalloc_array(room, sizeof(*n), window_gfp(s));
 	if (!n)
 		return -ENOMEM;
 	if (s->nr)
@@ -234,7 +248,7 @@ static int take_keys(struct fill *f, u64 lo, u32 want)
 			break;
 		if (f->nr >= f->max) {
 			u64 *more = kvmalloc_array(2 * f->max, sizeof(u64),
-						   GFP_KERNEL_ACCOUNT);
+						   window_gfp(s));
 
 			if (!more) {
 				ret = -ENOMEM;
@@ -399,7 +413,7 @@ static int find_names(struct fill *f)
 	if (f->nr / 2 >= blocks || (f->nr >= blocks / SWEEP_PAYS &&
 				    blocks > ext4_itree_ahead_limit()))
 		return ext4_itree_visit_all(&f->visit);
-	by_hash = kvmalloc_array(f->nr, sizeof(u64), GFP_KERNEL_ACCOUNT);
+	by_hash = kvmalloc_array(f->nr, sizeof(u64), window_gfp(s));
 	if (!by_hash)
 		return -ENOMEM;
 	memcpy(by_hash, f->keys, f->nr * sizeof(u64));
@@ -435,7 +449,7 @@ static int fill_from_tree(struct fill *f, u64 lo)
 	int err;
 
 	f->max = s->want;
-	f->keys = kvmalloc_array(f->max, sizeof(u64), GFP_KERNEL_ACCOUNT);
+	f->keys = kvmalloc_array(f->max, sizeof(u64), window_gfp(s));
 	if (!f->keys)
 		return -ENOMEM;
 	err = take_keys(f, lo, s->want);
@@ -617,21 +631,12 @@ static int fill_from_blocks(struct ext4_itree_scan *s, struct fill *f)
 	return err ? err : fill_by_sorting(f, lo);
 }
 
-/**
- * ext4_itree_fill_window - fill the window with the names from s->next on
- * @file: the scan's open directory
- * @s: the scan
- *
- * Returns 0 or a negative error with an empty window.  A tree that cannot be
- * used is no error.
- */
-int ext4_itree_fill_window(struct file *file, struct ext4_itree_scan *s)
+static int fill_window(struct file *file, struct ext4_itree_scan *s)
 {
 	struct fill f = { .visit = { .dir = s->dir, .name = fill_name },
 			  .s = s };
 	int err = 0, has_inline = 0;
 
-	ext4_itree_drop_window(s);
 	s->version = inode_query_iversion(s->dir);
 	s->win_lo = s->next;
 	err = ext4_itree_hash_version(s->dir, &s->hash_version);
@@ -641,11 +646,35 @@ int ext4_itree_fill_window(struct file *file, struct ext4_itree_scan *s)
 		err = fill_from_blocks(s, &f);
 	fscrypt_fname_free_buffer(&f.crypt);
 	kvfree(f.keys);
-	if (err) {
+	if (err)
 		ext4_itree_drop_window(s);
-		return err;
+	return err;
+}
+
+/**
+ * ext4_itree_fill_window - fill the window with the names from s->next on
+ * @file: the scan's open directory
+ * @s: the scan
+ *
+ * The window has s->want names, or fewer where memory is short.  Returns 0 or
+ * a negative error with an empty window.  A tree that cannot be used is no
+ * error.
+ */
+int ext4_itree_fill_window(struct file *file, struct ext4_itree_scan *s)
+{
+	int err;
+
+	ext4_itree_drop_window(s);
+	if (s->want > WINDOW_MAX && !ext4_itree_borrow_room(s))
+		s->want = WINDOW_MAX;
+	err = fill_window(file, s);
+	if (err == -ENOMEM && s->want > WINDOW_MIN) {
+		s->want = WINDOW_MIN;
+		err = fill_window(file, s);
 	}
+	if (err)
+		return err;
 	s->valid = true;
-	s->want = min(4 * s->want, WINDOW_MAX);
+	s->want = min(4 * s->want, ext4_itree_window_limit(s));
 	return 0;
 }

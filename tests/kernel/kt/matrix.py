@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import os
 import re
+import shutil
 
 from kt.guest import FL_CASEFOLD, FL_INLINE, Guest
 from kt.registry import MILLION, case
@@ -264,6 +265,10 @@ def big_check(g: Guest) -> None:
     g.equal(g.listing(None, model, timeout=1200), g.p["n"], "names")
     g.equal(g.listing(None, model, "--buf", 4096, timeout=1200), g.p["n"], "names, small buffer")
     g.t("list", "--dir", g.path(), "--model", model, "--api", "32", timeout=1200)
+    # Changes in the midst of windows far larger than those of small directories.
+    shutil.copyfile(model, g.model())
+    g.t("seek", "--dir", g.path(), "--model", g.model(), "--n", 1, "--m", 3, *g.order, timeout=1200)
+    g.listing(timeout=1200)
 
 
 for _name, _big in BIG.items():
