@@ -156,8 +156,15 @@ static int emit_moved(struct ext4_itree_scan *s, struct dir_context *ctx)
 
 /* --- reading ahead --- */
 
-static bool cached(struct super_block *sb, const u32 *ino, u32 nr,
-		   size_t stride)
+/**
+ * ext4_itree_cached - are most of these inodes in memory?
+ * @sb: file system
+ * @ino: their numbers
+ * @nr: how many
+ * @stride: bytes from one to the next
+ */
+bool ext4_itree_cached(struct super_block *sb, const u32 *ino, u32 nr,
+		       size_t stride)
 {
 	u32 i, hits = 0;
 
@@ -168,17 +175,6 @@ static bool cached(struct super_block *sb, const u32 *ino, u32 nr,
 	}
 	rcu_read_unlock();
 	return nr && hits >= (nr + 1) / 2;
-}
-
-/* Did the reader look at the inodes of the names it got last time? */
-static void watch_reader(struct ext4_itree_scan *s, struct file *file)
-{
-	if (file->f_mode & FMODE_64BITHASH)	/* NFS: READDIRPLUS will */
-		s->stats = true;
-	else if (s->nr_samples)
-		s->stats = cached(s->dir->i_sb, s->samples,
-				  min(s->nr_samples, SAMPLES), sizeof(u32));
-	s->nr_samples = 0;
 }
 
 static void read_ahead(struct ext4_itree_scan *s)
@@ -195,16 +191,19 @@ static void read_ahead(struct ext4_itree_scan *s)
 		return;
 	n = &s->names[s->ahead];
 	step = max(min(left, WINDOW_MAX) / SAMPLES, 1U);
-	if (cached(sb, &n->ino, min(left, SAMPLES), step * sizeof(*n))) {
+	if (ext4_itree_cached(sb, &n->ino, min(left, SAMPLES),
+			      step * sizeof(*n))) {
 		s->ahead += min(left, WINDOW_MIN);
 		return;
 	}
 	/*
 	 * Whoever looks at inodes looks names up, which takes the directory's
-	 * blocks at random, and inode tables push them out where memory is
-	 * short: what is gone is read again together, the rest stays longer.
+	 * blocks at random where no dentries are made, and inode tables push
+	 * them out where memory is short: what is gone is read again together,
+	 * the rest stays longer.
 	 */
-	ext4_itree_ahead_dir(s->dir, 0);
+	if (!s->prime)
+		ext4_itree_ahead_dir(s->dir, 0);
 	s->ahead += ext4_itree_ahead_inodes(sb, &n->ino, left, sizeof(*n),
 					    AHEAD_BLOCKS);
 }
@@ -291,6 +290,7 @@ static void scan_start(struct ext4_itree_scan *s, loff_t pos)
 	s->want = WINDOW_MIN;
 	s->run_len = 0;
 	s->nr_samples = 0;
+	s->made = 0;
 	s->counting = !pos && info.blocks;
 	s->total = info.keys;
 	s->first = max(pos_to_key(pos), KEY_DOTDOT + 1);
@@ -334,8 +334,7 @@ static void advance(struct ext4_itree_scan *s)
 		s->run_len = 0;
 		s->next = n->key + 1;
 	}
-	if (!(s->cur & 63) && n->key > KEY_DOTDOT)
-		s->samples[s->nr_samples++ % SAMPLES] = n->ino;
+	ext4_itree_note_name(s, n, s->cur);
 }
 
 /* At the end of the window: is there a next one?  Returns 1 if so. */
@@ -395,6 +394,7 @@ static int emit_names(struct file *file, struct dir_context *ctx,
 			ctx->pos = key_to_pos(n->key);
 			if (!dir_emit(ctx, n->name, n->len, n->ino, n->type))
 				return 0;
+			ext4_itree_prime(s, file);
 		}
 		advance(s);
 	}
@@ -434,7 +434,7 @@ int ext4_itree_readdir(struct file *file, struct dir_context *ctx,
 		ext4_itree_drop_window(s);
 		s->want = WINDOW_MIN;
 	}
-	watch_reader(s, file);
+	ext4_itree_watch_reader(s, file);
 	ret = emit_moved(s, ctx);
 	if (!ret)
 		ret = emit_names(file, ctx, s);

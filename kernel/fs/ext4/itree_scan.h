@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* A scan of a directory in inode order: itree_scan.c, _window.c, _room.c, _pos.c. */
+/* A scan of a directory in inode order: itree_scan.c, _window.c, _room.c, _dentry.c, _pos.c. */
 #ifndef _EXT4_ITREE_SCAN_H
 #define _EXT4_ITREE_SCAN_H
 
@@ -92,6 +92,14 @@ struct ext4_itree_scan {
 	bool		stats;		/* the reader looks at the inodes */
 	u32		nr_samples;
 	u32		samples[SAMPLES];
+
+	/* Dentries for the reader, by the call. */
+	bool		prime;		/* make some */
+	bool		prime_run;	/* those of this run are not there */
+	u32		prime_to;	/* in the window: where it ends */
+	u32		made;
+	u32		wary;		/* of a reader who did not use them */
+	u32		pause;		/* calls without any */
 };
 
 static inline loff_t key_to_pos(u64 key)
@@ -109,6 +117,12 @@ int ext4_itree_fill_window(struct file *file, struct ext4_itree_scan *s);
 u32 ext4_itree_window_limit(const struct ext4_itree_scan *s);
 bool ext4_itree_borrow_room(struct ext4_itree_scan *s);
 void ext4_itree_return_room(struct ext4_itree_scan *s);
+void ext4_itree_watch_reader(struct ext4_itree_scan *s, struct file *file);
+void ext4_itree_note_name(struct ext4_itree_scan *s, const struct scan_name *n,
+			  u32 nr);
+void ext4_itree_prime(struct ext4_itree_scan *s, struct file *file);
+bool ext4_itree_cached(struct super_block *sb, const u32 *ino, u32 nr,
+		       size_t stride);
 bool ext4_itree_usable(struct inode *dir);
 int ext4_itree_cmp_text(const u8 *a, u32 alen, const u8 *b, u32 blen);
 

@@ -33,6 +33,7 @@ void ext4_itree_drop_window(struct ext4_itree_scan *s)
 	s->nr = 0;
 	s->cur = 0;
 	s->ahead = 0;
+	s->prime_to = 0;
 	free_text(s);
 	if (s->room > 2 * WINDOW_MAX) {
 		kvfree(s->names);

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Dentries for readers that look at the inodes of the names they get.
+ *
+ * Inode order is not hash order: such a reader looks each name up in another
+ * leaf of the directory than the one before.  Where the directory does not
+ * stay in memory, that is a read for nearly each name.  A scan knows name and
+ * inode of what it returns, so it makes the dentries itself, as nfs and fuse
+ * do for readdirplus, and look-ups end in the dcache.
+ *
+ * Nobody says that he will look at inodes.  The reader is watched instead:
+ * did he use what he got last time?  Who is wrongly taken for one costs the
+ * inodes of one call, and is then watched for longer.
+ */
+#include <linux/fs.h>
+#include <linux/dcache.h>
+#include "ext4.h"
+#include "itree.h"
+#include "itree_glue.h"
+#include "itree_scan.h"
+
+/* Dentries that one call makes at most: a reader's buffer may be large. */
+#define PRIME_MAX	8192U
+/* Names that one look into the dcache stands for, and its samples. */
+#define PRIME_RUN	256U
+#define PRIME_LOOKS	4U
+/* Every so many names, one is kept to see what the reader does with it. */
+#define SAMPLE_EVERY	64U
+/* Calls to sit out after dentries that nobody used, at most. */
+#define WARY_MAX	63U
+
+static void take_sample(struct ext4_itree_scan *s, u32 ino)
+{
+	s->samples[s->nr_samples++ % SAMPLES] = ino;
+}
+
+/**
+ * ext4_itree_note_name - a name has been returned
+ * @s: the scan
+ * @n: the name
+ * @nr: its place in the window
+ */
+void ext4_itree_note_name(struct ext4_itree_scan *s, const struct scan_name *n,
+			  u32 nr)
+{
+	if (!s->made && nr % SAMPLE_EVERY == 0 && n->key > KEY_DOTDOT)
+		take_sample(s, n->ino);
+}
+
+/*
+ * Was one of our dentries used since?  The first dput() puts a dentry on the
+ * LRU list, the one after the first use marks it.
+ */
+static bool dentry_used(struct super_block *sb, u32 ino)
+{
+	struct inode *inode = ilookup(sb, ino);
+	struct dentry *dentry;
+	bool used = false;
+
+	if (!inode)
+		return false;
+	dentry = d_find_any_alias(inode);
+	if (dentry) {
+		used = READ_ONCE(dentry->d_flags) & DCACHE_REFERENCED;
+		dput(dentry);
+	}
+	iput(inode);
+	return used;
+}
+
+/**
+ * ext4_itree_watch_reader - did the reader look at the inodes he got names of?
+ * @s: the scan, at the start of a call
+ * @file: its directory
+ *
+ * Where the last call made no dentries, an inode in memory says so.
+ */
+void ext4_itree_watch_reader(struct ext4_itree_scan *s, struct file *file)
+{
+	struct super_block *sb = s->dir->i_sb;
+	u32 i, used = 0, nr = min(s->nr_samples, SAMPLES);
+
+	if (nr && s->made) {
+		for (i = 0; i < nr; i++)
+			used += dentry_used(sb, s->samples[i]);
+		s->stats = used >= (nr + 1) / 2;
+		s->wary = s->stats ? 0 : min(2 * s->wary + 1, WARY_MAX);
+		s->pause = s->wary;
+	} else if (nr) {
+		s->stats = ext4_itree_cached(sb, s->samples, nr, sizeof(u32));
+		s->pause -= !!s->pause;
+	}
+	/* Look-ups in these have more to say than a dentry made here knows. */
+	s->prime = s->stats && !s->pause && !IS_ENCRYPTED(s->dir) &&
+		   !IS_CASEFOLDED(s->dir);
+	s->prime_to = 0;
+	s->made = 0;
+	s->nr_samples = 0;
+	if (file->f_mode & FMODE_64BITHASH)	/* NFS: READDIRPLUS will */
+		s->stats = true;
+}
+
+static struct dentry *find_dentry(struct dentry *parent,
+				  const struct scan_name *n)
+{
+	struct qstr name = QSTR_INIT((const char *)n->name, n->len);
+
+	return d_hash_and_lookup(parent, &name);
+}
+
+/* Are most of the next names in the dcache? */
+static bool have_dentries(struct ext4_itree_scan *s, struct dentry *parent)
+{
+	u32 left = min(s->nr - s->cur, PRIME_RUN), nr = min(left, PRIME_LOOKS);
+	u32 i, hits = 0;
+
+	for (i = 0; i < nr; i++) {
+		struct dentry *dentry;
+
+		dentry = find_dentry(parent, &s->names[s->cur + i * left / nr]);
+		if (IS_ERR_OR_NULL(dentry))
+			continue;
+		dput(dentry);
+		hits++;
+	}
+	return hits >= (nr + 1) / 2;
+}
+
+/* As a look-up would; errors are left to the look-up that will follow. */
+static bool fill_dentry(struct inode *dir, struct dentry *dentry, u32 ino)
+{
+	struct dentry *alias;
+	struct inode *inode;
+
+	if (!ext4_valid_inum(dir->i_sb, ino) || ino == dir->i_ino)
+		return false;
+	inode = ext4_iget(dir->i_sb, ino, EXT4_IGET_NORMAL);
+	if (IS_ERR(inode))
+		return false;
+	alias = d_splice_alias(inode, dentry);
+	if (IS_ERR(alias))
+		return false;
+	dput(alias);
+	return true;
+}
+
+static bool make_dentry(struct ext4_itree_scan *s, struct dentry *parent,
+			const struct scan_name *n)
+{
+	DECLARE_WAIT_QUEUE_HEAD_ONSTACK(wq);
+	struct qstr name = QSTR_INIT((const char *)n->name, n->len);
+	struct dentry *dentry = d_hash_and_lookup(parent, &name);
+	bool ok = true;
+
+	if (!dentry)
+		dentry = d_alloc_parallel(parent, &name, &wq);
+	if (IS_ERR(dentry))
+		return false;
+	if (d_in_lookup(dentry)) {
+		ok = fill_dentry(s->dir, dentry, n->ino);
+		d_lookup_done(dentry);
+		if (ok && s->made++ % SAMPLE_EVERY == 0) {
+			/* From here on only names that got a dentry count. */
+			if (s->made == 1)
+				s->nr_samples = 0;
+			take_sample(s, n->ino);
+		}
+	}
+	dput(dentry);
+	return ok;
+}
+
+/**
+ * ext4_itree_prime - make the dentry of the name that has just been returned
+ * @s: the scan, at that name
+ * @file: its directory, i_rwsem held shared
+ *
+ * Only for a reader who is going to look it up, and while nobody waits to
+ * change the directory.  No error: without the dentry, all is as before.
+ */
+void ext4_itree_prime(struct ext4_itree_scan *s, struct file *file)
+{
+	const struct scan_name *n = &s->names[s->cur];
+	struct dentry *parent = file->f_path.dentry;
+
+	if (!s->prime || n->key <= KEY_DOTDOT)
+		return;
+	if (s->cur >= s->prime_to) {
+		s->prime_to = s->cur + PRIME_RUN;
+		s->prime_run = !have_dentries(s, parent);
+	}
+	if (!s->prime_run)
+		return;
+	if (s->made >= PRIME_MAX || rwsem_is_contended(&s->dir->i_rwsem) ||
+	    !make_dentry(s, parent, n))
+		s->prime = false;
+}
