@@ -177,12 +177,20 @@ static void itree_test_room(struct kunit *test)
 	s[0].total = (1 << 30) / 300;
 	long_names = ext4_itree_window_limit(&s[0]);
 	s[0].total = s[1].total;
+	/* What was met counts more than what the size of the directory says. */
+	s[0].text_names = 1000;
+	s[0].text_bytes = 250000;
+	KUNIT_EXPECT_LE(test, ext4_itree_window_limit(&s[0]), long_names);
+	s[0].text_names = 0;
 	KUNIT_EXPECT_GE(test, long_names, WINDOW_MAX);
 	KUNIT_EXPECT_LE(test, long_names, short_names);
 	KUNIT_EXPECT_LE(test, short_names, WINDOW_LARGE);
 
-	for (nr = 0; nr < most && ext4_itree_borrow_room(&s[nr]); nr++)
+	for (nr = 0; nr < most && ext4_itree_borrow_room(&s[nr]); nr++) {
 		KUNIT_EXPECT_GE(test, s[nr].borrowed, 16UL * s[nr].want);
+		KUNIT_EXPECT_GE(test, s[nr].text_room, 16UL * s[nr].want);
+		KUNIT_EXPECT_LT(test, s[nr].text_room, s[nr].borrowed);
+	}
 	KUNIT_ASSERT_GT(test, nr, 0);
 	KUNIT_ASSERT_LT(test, nr, most);
 	KUNIT_EXPECT_EQ(test, s[nr].borrowed, 0);

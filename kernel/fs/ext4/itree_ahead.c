@@ -139,6 +139,42 @@ void ext4_itree_ahead_dir(struct inode *dir, u32 tree_blocks)
 	kvfree(runs);
 }
 
+static void touch_runs(struct super_block *sb, const struct run *runs, u32 nr)
+{
+	u32 i, j;
+
+	for (i = 0; i < nr; i++) {
+		cond_resched();
+		for (j = 0; j < runs[i].len; j++)
+			brelse(sb_find_get_block(sb, runs[i].pblk + j));
+	}
+}
+
+/**
+ * ext4_itree_keep_dir - a directory will be visited again: keep it in memory
+ * @dir: directory
+ *
+ * Marks those of its blocks that are in memory as used, so that inodes and
+ * their tables, which will not be, go first.  Reads nothing.  Not if it would
+ * take more than a quarter of the memory.
+ */
+void ext4_itree_keep_dir(struct inode *dir)
+{
+	u64 blocks = dir->i_size >> dir->i_blkbits;
+	u32 max_runs = min_t(u64, blocks, MAX_RUNS);
+	struct run *runs;
+
+	if (blocks > 2ULL * ext4_itree_ahead_limit())
+		return;
+	runs = kvmalloc_array(max_runs, sizeof(*runs),
+			      GFP_NOFS | __GFP_NOWARN);
+	if (!runs)
+		return;
+	touch_runs(dir->i_sb, runs,
+		   map_runs(dir, 0, blocks, runs, 0, max_runs));
+	kvfree(runs);
+}
+
 /* Block of the inode table that holds an inode, or 0. */
 static ext4_fsblk_t itable_block(struct super_block *sb, u32 ino)
 {

@@ -9,6 +9,9 @@
  * grow with the memory of the machine, those of all scans together are
  * bounded, and when that much is out, a scan goes on with windows of
  * WINDOW_MAX names, which anybody may have.
+ *
+ * How many names fit is guessed from those of earlier windows; what counts is
+ * the memory they take.
  */
 #include <linux/fs.h>
 #include <linux/mm.h>
@@ -16,9 +19,9 @@
 #include "itree.h"
 #include "itree_scan.h"
 
-/* One window may take a 32nd of the memory, all of them together a 16th. */
-#define ONE_SHARE	32
-#define ALL_SHARE	16
+/* One window may take a 16th of the memory, all of them together an eighth. */
+#define ONE_SHARE	16
+#define ALL_SHARE	8
 
 static atomic_long_t borrowed = ATOMIC_LONG_INIT(0);
 
@@ -27,13 +30,22 @@ static unsigned long memory(unsigned int share)
 	return totalram_pages() / share * PAGE_SIZE;
 }
 
-/* Of a name in a window: its text is no longer than its entry in a block. */
-static u32 name_bytes(const struct ext4_itree_scan *s)
-{
-	u64 entry = div64_u64(s->dir->i_size, max(s->total, 1ULL));
+/*
+ * Of a name in a window, but its text: its place and its key, which is there
+ * twice while the window is filled.
+ */
+#define PLACE_BYTES	(sizeof(struct scan_name) + 2 * sizeof(u64))
 
-	return sizeof(struct scan_name) + sizeof(u64) +
-	       min_t(u64, entry, EXT4_NAME_LEN);
+/* Before there is a window, text is taken to be as long as its entry. */
+static u32 text_bytes(const struct ext4_itree_scan *s)
+{
+	u64 bytes = s->dir->i_size, names = max(s->total, 1ULL);
+
+	if (s->text_names) {
+		bytes = s->text_bytes + s->text_bytes / 8;
+		names = s->text_names;
+	}
+	return min_t(u64, div64_u64(bytes, names) + 1, EXT4_NAME_LEN);
 }
 
 /**
@@ -44,7 +56,8 @@ static u32 name_bytes(const struct ext4_itree_scan *s)
  */
 u32 ext4_itree_window_limit(const struct ext4_itree_scan *s)
 {
-	return clamp_t(unsigned long, memory(ONE_SHARE) / name_bytes(s),
+	return clamp_t(unsigned long,
+		       memory(ONE_SHARE) / (PLACE_BYTES + text_bytes(s)),
 		       WINDOW_MAX, WINDOW_LARGE);
 }
 
@@ -56,13 +69,17 @@ u32 ext4_itree_window_limit(const struct ext4_itree_scan *s)
  */
 bool ext4_itree_borrow_room(struct ext4_itree_scan *s)
 {
-	unsigned long bytes = (unsigned long)s->want * name_bytes(s);
+	unsigned long names = min_t(u64, s->want,
+				    max_t(u64, s->total, WINDOW_MAX));
+	unsigned long text = names * text_bytes(s);
+	unsigned long bytes = names * PLACE_BYTES + text;
 
 	if (atomic_long_add_return(bytes, &borrowed) > memory(ALL_SHARE)) {
 		atomic_long_sub(bytes, &borrowed);
 		return false;
 	}
 	s->borrowed = bytes;
+	s->text_room = text;
 	return true;
 }
 
@@ -74,4 +91,5 @@ void ext4_itree_return_room(struct ext4_itree_scan *s)
 {
 	atomic_long_sub(s->borrowed, &borrowed);
 	s->borrowed = 0;
+	s->text_room = 0;
 }

@@ -200,10 +200,13 @@ static void read_ahead(struct ext4_itree_scan *s)
 	 * Whoever looks at inodes looks names up, which takes the directory's
 	 * blocks at random where no dentries are made, and inode tables push
 	 * them out where memory is short: what is gone is read again together,
-	 * the rest stays longer.
+	 * the rest stays longer.  With dentries, only the next window will
+	 * want them.
 	 */
 	if (!s->prime)
 		ext4_itree_ahead_dir(s->dir, 0);
+	else if (!s->last)
+		ext4_itree_keep_dir(s->dir);
 	s->ahead += ext4_itree_ahead_inodes(sb, &n->ino, left, sizeof(*n),
 					    AHEAD_BLOCKS);
 }

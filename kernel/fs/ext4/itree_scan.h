@@ -5,8 +5,8 @@
 
 #define WINDOW_MIN	1024U
 #define WINDOW_MAX	32768U
-/* With memory for it (itree_room.c): some 32 MiB. */
-#define WINDOW_LARGE	524288U
+/* With memory for it (itree_room.c): some 64 MiB. */
+#define WINDOW_LARGE	1048576U
 /* So many blocks in one sweep cost less than one that is looked for alone. */
 #define SWEEP_PAYS	64
 #define TEXT_FIRST	2048U		/* most directories are small */
@@ -72,7 +72,11 @@ struct ext4_itree_scan {
 	u64		version;	/* i_version it was filled at */
 	u32		want;		/* keys for the next one */
 	unsigned long	borrowed;	/* bytes, for a large one */
+	unsigned long	text_room;	/* of these for text */
+	unsigned long	text_taken;	/* in this window, if it is large */
 	struct text_chunk *text;
+	u64		text_names;	/* in this window and those before */
+	u64		text_bytes;
 
 	/* Does an undisturbed pass meet as many keys as the root promises? */
 	bool		counting;

@@ -24,6 +24,7 @@ static void free_text(struct ext4_itree_scan *s)
 		kvfree(s->text);
 		s->text = next;
 	}
+	s->text_taken = 0;
 }
 
 /* Forgets the names of the window, keeps the room for them if it is small. */
@@ -58,9 +59,13 @@ static u8 *store_text(struct ext4_itree_scan *s, const u8 *name, u32 len)
 	u8 *p;
 
 	if (!c || c->used + len > c->size) {
+		/* Longer names than those before: not more than was lent. */
+		if (s->borrowed && s->text_taken > s->text_room)
+			return NULL;
 		c = kvmalloc(bytes, window_gfp(s));
 		if (!c)
 			return NULL;
+		s->text_taken += bytes;
 		c->next = s->text;
 		c->size = bytes - sizeof(*c);
 		c->used = 0;
@@ -69,6 +74,8 @@ static u8 *store_text(struct ext4_itree_scan *s, const u8 *name, u32 len)
 	p = c->text + c->used;
 	memcpy(p, name, len);
 	c->used += len;
+	s->text_names++;
+	s->text_bytes += len;
 	return p;
 }
 
@@ -449,7 +456,7 @@ static int fill_from_tree(struct fill *f, u64 lo)
 	struct ext4_itree_scan *s = f->s;
 	int err;
 
-	f->max = s->want;
+	f->max = min_t(u64, s->want, max_t(u64, s->total, WINDOW_MIN));
 	f->keys = kvmalloc_array(f->max, sizeof(u64), window_gfp(s));
 	if (!f->keys)
 		return -ENOMEM;
@@ -666,6 +673,9 @@ int ext4_itree_fill_window(struct file *file, struct ext4_itree_scan *s)
 	int err;
 
 	ext4_itree_drop_window(s);
+	/* Of the text of names, the last windows tell most. */
+	s->text_names /= 2;
+	s->text_bytes /= 2;
 	if (s->want > WINDOW_MAX && !ext4_itree_borrow_room(s))
 		s->want = WINDOW_MAX;
 	err = fill_window(file, s);
@@ -676,6 +686,8 @@ int ext4_itree_fill_window(struct file *file, struct ext4_itree_scan *s)
 	if (err)
 		return err;
 	s->valid = true;
-	s->want = min(4 * s->want, ext4_itree_window_limit(s));
+	/* Not far beyond what a stateless reader takes, then by leaps. */
+	s->want = min((s->want > WINDOW_MIN ? 16 : 4) * s->want,
+		      ext4_itree_window_limit(s));
 	return 0;
 }

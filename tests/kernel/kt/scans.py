@@ -159,6 +159,17 @@ def tiny(g: Guest) -> None:
 
 
 case("tiny-4k", "scans", {"n": 1500}, mkfs=("-b", "4096"), size="256M", cost=15)(tiny)
+def longer(g: Guest) -> None:
+    """(f) names that are longer than those before: a large window does not fit into what it was lent."""
+    filled(g, g.p["n"] // 8, "--names", "short")
+    g.t("fill", "--dir", g.path(), "--model", g.model(), "--n", g.p["n"], "--names", "max")
+    g.again()
+    g.listing()
+    g.listing(None, None, "--buf", 700)
+    g.equal(g.counter("drops"), 0, "trees dropped")
+
+
+case("longer-4k", "scans", {"n": 30000}, mkfs=("-b", "4096"), size="512M", cost=30)(longer)
 case("tiny-small", "scans", {"n": 60}, mkfs=("-b", "4096"), size="256M", cost=5)(tiny)
 
 
