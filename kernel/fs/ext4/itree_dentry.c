@@ -9,8 +9,8 @@
  * do for readdirplus, and look-ups end in the dcache.
  *
  * Nobody says that he will look at inodes.  The reader is watched instead:
- * did he use what he got last time?  Who is wrongly taken for one costs the
- * inodes of one call, and is then watched for longer.
+ * did he use what he got last time?  The first dentries are few, and who does
+ * not use them gets none for a while.
  */
 #include <linux/fs.h>
 #include <linux/dcache.h>
@@ -24,10 +24,12 @@
 /* Names that one look into the dcache stands for, and its samples. */
 #define PRIME_RUN	256U
 #define PRIME_LOOKS	4U
+/* Of a reader who has not used any yet. */
+#define PRIME_TRIAL	64U
 /* Every so many names, one is kept to see what the reader does with it. */
 #define SAMPLE_EVERY	64U
 /* Calls to sit out after dentries that nobody used, at most. */
-#define WARY_MAX	63U
+#define WARY_MAX	15U
 
 static void take_sample(struct ext4_itree_scan *s, u32 ino)
 {
@@ -84,15 +86,17 @@ void ext4_itree_watch_reader(struct ext4_itree_scan *s, struct file *file)
 		for (i = 0; i < nr; i++)
 			used += dentry_used(sb, s->samples[i]);
 		s->stats = used >= (nr + 1) / 2;
-		s->wary = s->stats ? 0 : min(2 * s->wary + 1, WARY_MAX);
+		s->used = s->stats;
+		s->wary = s->used ? 0 : min(2 * s->wary + 1, WARY_MAX);
 		s->pause = s->wary;
 	} else if (nr) {
-		s->stats = ext4_itree_cached(sb, s->samples, nr, sizeof(u32));
+		/* They may be there from before, and he only wants names. */
+		s->stats = !s->pause && ext4_itree_cached(sb, s->samples, nr,
+							  sizeof(u32));
 		s->pause -= !!s->pause;
 	}
 	/* Look-ups in these have more to say than a dentry made here knows. */
-	s->prime = s->stats && !s->pause && !IS_ENCRYPTED(s->dir) &&
-		   !IS_CASEFOLDED(s->dir);
+	s->prime = s->stats && !IS_ENCRYPTED(s->dir) && !IS_CASEFOLDED(s->dir);
 	s->prime_to = 0;
 	s->made = 0;
 	s->nr_samples = 0;
@@ -150,6 +154,7 @@ static bool make_dentry(struct ext4_itree_scan *s, struct dentry *parent,
 	DECLARE_WAIT_QUEUE_HEAD_ONSTACK(wq);
 	struct qstr name = QSTR_INIT((const char *)n->name, n->len);
 	struct dentry *dentry = d_hash_and_lookup(parent, &name);
+	u32 every = s->used ? SAMPLE_EVERY : PRIME_TRIAL / SAMPLES;
 	bool ok = true;
 
 	if (!dentry)
@@ -159,7 +164,7 @@ static bool make_dentry(struct ext4_itree_scan *s, struct dentry *parent,
 	if (d_in_lookup(dentry)) {
 		ok = fill_dentry(s->dir, dentry, n->ino);
 		d_lookup_done(dentry);
-		if (ok && s->made++ % SAMPLE_EVERY == 0) {
+		if (ok && s->made++ % every == 0) {
 			/* From here on only names that got a dentry count. */
 			if (s->made == 1)
 				s->nr_samples = 0;
@@ -191,7 +196,7 @@ void ext4_itree_prime(struct ext4_itree_scan *s, struct file *file)
 	}
 	if (!s->prime_run)
 		return;
-	if (s->made >= PRIME_MAX || rwsem_is_contended(&s->dir->i_rwsem) ||
-	    !make_dentry(s, parent, n))
+	if (s->made >= (s->used ? PRIME_MAX : PRIME_TRIAL) ||
+	    rwsem_is_contended(&s->dir->i_rwsem) || !make_dentry(s, parent, n))
 		s->prime = false;
 }
