@@ -154,9 +154,10 @@ static void touch_runs(struct super_block *sb, const struct run *runs, u32 nr)
  * ext4_itree_keep_dir - a directory will be visited again: keep it in memory
  * @dir: directory
  *
- * Marks those of its blocks that are in memory as used, so that inodes and
- * their tables, which will not be, go first.  Reads nothing.  Not if it would
- * take more than a quarter of the memory.
+ * Marks its blocks as used, so that inodes and their tables, which will not
+ * be, go first.  Of a directory that is small for the memory, those that are
+ * gone are read again, together; one that takes more than a quarter of the
+ * memory is left alone.
  */
 void ext4_itree_keep_dir(struct inode *dir)
 {
@@ -164,6 +165,10 @@ void ext4_itree_keep_dir(struct inode *dir)
 	u32 max_runs = min_t(u64, blocks, MAX_RUNS);
 	struct run *runs;
 
+	if (blocks <= ext4_itree_ahead_limit()) {
+		ext4_itree_ahead_dir(dir, 0);
+		return;
+	}
 	if (blocks > 2ULL * ext4_itree_ahead_limit())
 		return;
 	runs = kvmalloc_array(max_runs, sizeof(*runs),
