@@ -168,6 +168,7 @@ static void itree_test_room(struct kunit *test)
 	KUNIT_ASSERT_NOT_NULL(test, dir);
 	KUNIT_ASSERT_NOT_NULL(test, s);
 	dir->i_size = 1 << 30;
+	dir->i_blkbits = 10;
 	for (i = 0; i < most; i++) {
 		s[i].dir = dir;
 		s[i].total = (1 << 30) / 16;

@@ -139,14 +139,28 @@ void ext4_itree_ahead_dir(struct inode *dir, u32 tree_blocks)
 	kvfree(runs);
 }
 
+/**
+ * ext4_itree_dir_kept - is a directory small enough to be kept in memory?
+ * @dir: directory
+ *
+ * A quarter of the memory, see ext4_itree_keep_dir().
+ */
+bool ext4_itree_dir_kept(struct inode *dir)
+{
+	return dir->i_size >> dir->i_blkbits <= 2ULL * ext4_itree_ahead_limit();
+}
+
 static void touch_runs(struct super_block *sb, const struct run *runs, u32 nr)
 {
 	u32 i, j;
 
 	for (i = 0; i < nr; i++) {
 		cond_resched();
-		for (j = 0; j < runs[i].len; j++)
+		for (j = 0; j < runs[i].len; j++) {
+			/* The second use puts a page among the active ones. */
 			brelse(sb_find_get_block(sb, runs[i].pblk + j));
+			brelse(sb_find_get_block(sb, runs[i].pblk + j));
+		}
 	}
 }
 
@@ -169,7 +183,7 @@ void ext4_itree_keep_dir(struct inode *dir)
 		ext4_itree_ahead_dir(dir, 0);
 		return;
 	}
-	if (blocks > 2ULL * ext4_itree_ahead_limit())
+	if (!ext4_itree_dir_kept(dir))
 		return;
 	runs = kvmalloc_array(max_runs, sizeof(*runs),
 			      GFP_NOFS | __GFP_NOWARN);

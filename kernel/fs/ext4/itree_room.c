@@ -17,10 +17,16 @@
 #include <linux/mm.h>
 #include "ext4.h"
 #include "itree.h"
+#include "itree_glue.h"
 #include "itree_scan.h"
 
-/* One window may take a 16th of the memory, all of them together an eighth. */
+/*
+ * One window may take a 16th of the memory, or half of that if the directory
+ * stays in memory as well: that is worth more then.  All of them together may
+ * take an eighth.
+ */
 #define ONE_SHARE	16
+#define KEPT_SHARE	32
 #define ALL_SHARE	8
 
 static atomic_long_t borrowed = ATOMIC_LONG_INIT(0);
@@ -56,8 +62,11 @@ static u32 text_bytes(const struct ext4_itree_scan *s)
  */
 u32 ext4_itree_window_limit(const struct ext4_itree_scan *s)
 {
+	unsigned int share = ext4_itree_dir_kept(s->dir) ? KEPT_SHARE :
+							    ONE_SHARE;
+
 	return clamp_t(unsigned long,
-		       memory(ONE_SHARE) / (PLACE_BYTES + text_bytes(s)),
+		       memory(share) / (PLACE_BYTES + text_bytes(s)),
 		       WINDOW_MAX, WINDOW_LARGE);
 }
 
