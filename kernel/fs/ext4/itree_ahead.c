@@ -35,14 +35,15 @@ u32 ext4_itree_ahead_limit(void)
 
 /*
  * Unlike ext4_sb_breadahead_unmovable() this may reclaim: the readahead of a
- * scan is of most use where memory is short.
+ * scan is of most use where memory is short, and what it does not get is read
+ * block by block in a moment.
  */
 static void ahead_one(struct super_block *sb, ext4_fsblk_t pblk)
 {
 	struct buffer_head *bh;
 
 	bh = bdev_getblk(sb->s_bdev, pblk, sb->s_blocksize,
-			 GFP_NOFS | __GFP_NORETRY | __GFP_NOWARN);
+			 GFP_NOFS | __GFP_RETRY_MAYFAIL | __GFP_NOWARN);
 	if (!bh)
 		return;
 	if (!buffer_uptodate(bh) && trylock_buffer(bh))
