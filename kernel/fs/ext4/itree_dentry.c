@@ -70,6 +70,25 @@ static bool dentry_used(struct super_block *sb, u32 ino)
 	return used;
 }
 
+/*
+ * Reclaim takes the mark off dentries that it passes by, so that who has used
+ * them before may once seem not to have.
+ */
+static bool judge_reader(struct ext4_itree_scan *s, bool used)
+{
+	if (used || (s->used && !s->doubted)) {
+		s->doubted = !used;
+		s->used = true;
+		s->wary = 0;
+		return true;
+	}
+	s->doubted = false;
+	s->used = false;
+	s->wary = min(2 * s->wary + 1, WARY_MAX);
+	s->pause = s->wary;
+	return false;
+}
+
 /**
  * ext4_itree_watch_reader - did the reader look at the inodes he got names of?
  * @s: the scan, at the start of a call
@@ -85,10 +104,7 @@ void ext4_itree_watch_reader(struct ext4_itree_scan *s, struct file *file)
 	if (nr && s->made) {
 		for (i = 0; i < nr; i++)
 			used += dentry_used(sb, s->samples[i]);
-		s->stats = used >= (nr + 1) / 2;
-		s->used = s->stats;
-		s->wary = s->used ? 0 : min(2 * s->wary + 1, WARY_MAX);
-		s->pause = s->wary;
+		s->stats = judge_reader(s, used >= (nr + 1) / 2);
 	} else if (nr) {
 		/* They may be there from before, and he only wants names. */
 		s->stats = !s->pause && ext4_itree_cached(sb, s->samples, nr,

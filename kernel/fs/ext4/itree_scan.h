@@ -102,6 +102,7 @@ struct ext4_itree_scan {
 	bool		prime_run;	/* those of this run are not there */
 	u32		prime_to;	/* in the window: where it ends */
 	bool		used;		/* he used those that were made */
+	bool		doubted;	/* but not the last ones */
 	u32		made;
 	u32		wary;		/* of a reader who did not use them */
 	u32		pause;		/* calls without any */

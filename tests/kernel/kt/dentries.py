@@ -86,7 +86,7 @@ def read(g: Guest, d: str, look: range, size: int = BUFFER) -> tuple[list[int], 
 
 
 def reader(g: Guest) -> None:
-    """Who looks gets some dentries with the second call, then all; who does not, none; who ceases, one call's."""
+    """Who looks gets some dentries with the second call, then all; who does not, none; who ceases, two calls'."""
     d = fill(g)
     g.again()
     names, made, looked = read(g, d, range(0))
