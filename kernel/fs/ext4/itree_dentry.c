@@ -50,24 +50,30 @@ void ext4_itree_note_name(struct ext4_itree_scan *s, const struct scan_name *n,
 }
 
 /*
- * Was one of our dentries used since?  The first dput() puts a dentry on the
- * LRU list, the one after the first use marks it.
+ * Was a sample of our dentries used since?  The first dput() puts a dentry on
+ * the LRU list, the one after the first use marks it.  Other names of the inode
+ * in the directory, which are no samples, are marked anyway.
  */
-static bool dentry_used(struct super_block *sb, u32 ino)
+static bool dentry_used(struct inode *dir, u32 ino)
 {
-	struct inode *inode = ilookup(sb, ino);
+	struct inode *inode = ilookup(dir->i_sb, ino);
+	bool found = false, used = true;
 	struct dentry *dentry;
-	bool used = false;
 
 	if (!inode)
 		return false;
-	dentry = d_find_any_alias(inode);
-	if (dentry) {
-		used = READ_ONCE(dentry->d_flags) & DCACHE_REFERENCED;
-		dput(dentry);
+	spin_lock(&inode->i_lock);
+	hlist_for_each_entry(dentry, &inode->i_dentry, d_u.d_alias) {
+		spin_lock(&dentry->d_lock);
+		if (d_inode(dentry->d_parent) == dir) {
+			found = true;
+			used &= !!(dentry->d_flags & DCACHE_REFERENCED);
+		}
+		spin_unlock(&dentry->d_lock);
 	}
+	spin_unlock(&inode->i_lock);
 	iput(inode);
-	return used;
+	return found && used;
 }
 
 /*
@@ -103,7 +109,7 @@ void ext4_itree_watch_reader(struct ext4_itree_scan *s, struct file *file)
 
 	if (nr && s->made) {
 		for (i = 0; i < nr; i++)
-			used += dentry_used(sb, s->samples[i]);
+			used += dentry_used(s->dir, s->samples[i]);
 		s->stats = judge_reader(s, used >= (nr + 1) / 2);
 	} else if (nr) {
 		/* They may be there from before, and he only wants names. */
@@ -164,6 +170,17 @@ static bool fill_dentry(struct inode *dir, struct dentry *dentry, u32 ino)
 	return true;
 }
 
+/*
+ * Reclaim gives a second chance to what has been used, which the names before
+ * this one have been, and would take it before them.
+ */
+static void mark_used(struct dentry *dentry)
+{
+	spin_lock(&dentry->d_lock);
+	dentry->d_flags |= DCACHE_REFERENCED;
+	spin_unlock(&dentry->d_lock);
+}
+
 static bool make_dentry(struct ext4_itree_scan *s, struct dentry *parent,
 			const struct scan_name *n)
 {
@@ -180,13 +197,18 @@ static bool make_dentry(struct ext4_itree_scan *s, struct dentry *parent,
 	if (d_in_lookup(dentry)) {
 		ok = fill_dentry(s->dir, dentry, n->ino);
 		d_lookup_done(dentry);
-		if (ok && s->made++ % every == 0) {
-			/* From here on only names that got a dentry count. */
-			if (s->made == 1)
-				s->nr_samples = 0;
-			take_sample(s, n->ino);
+		if (!ok)
+			goto out;
+		if (s->made++ % every) {
+			mark_used(dentry);
+			goto out;
 		}
+		/* From here on only names that got a dentry count. */
+		if (s->made == 1)
+			s->nr_samples = 0;
+		take_sample(s, n->ino);
 	}
+out:
 	dput(dentry);
 	return ok;
 }
