@@ -401,6 +401,15 @@ static int visit_leaves(struct fill *f, const u64 *keys)
 	}
 }
 
+/* Do the names of so many keys stand in so many leaves that all are visited? */
+static bool visits_all(const struct ext4_itree_scan *s, u32 keys)
+{
+	u32 blocks = s->dir->i_size >> s->dir->i_blkbits;
+
+	return keys / 2 >= blocks || (keys >= blocks / SWEEP_PAYS &&
+				      blocks > ext4_itree_ahead_limit());
+}
+
 /* Visits what holds the names of the keys taken. */
 static int find_names(struct fill *f)
 {
@@ -418,8 +427,7 @@ static int find_names(struct fill *f)
 	 */
 	if (f->nr >= blocks / 4)
 		ext4_itree_ahead_dir(s->dir, 0);
-	if (f->nr / 2 >= blocks || (f->nr >= blocks / SWEEP_PAYS &&
-				    blocks > ext4_itree_ahead_limit()))
+	if (visits_all(s, f->nr))
 		return ext4_itree_visit_all(&f->visit);
 	by_hash = kvmalloc_array(f->nr, sizeof(u64), window_gfp(s));
 	if (!by_hash)
@@ -659,6 +667,21 @@ static int fill_window(struct file *file, struct ext4_itree_scan *s)
 	return err;
 }
 
+/*
+ * Windows begin small, for readers that take a few names or open the directory
+ * anew for each call.  Who goes on gets larger ones by leaps, and once a leap
+ * means a visit of every block anyway, as many names as may be: fewer would
+ * only mean more visits.
+ */
+static u32 next_want(const struct ext4_itree_scan *s)
+{
+	u32 limit = ext4_itree_window_limit(s), want = 16 * s->want;
+
+	if (visits_all(s, want))
+		want = limit;
+	return min(want, limit);
+}
+
 /**
  * ext4_itree_fill_window - fill the window with the names from s->next on
  * @file: the scan's open directory
@@ -686,8 +709,6 @@ int ext4_itree_fill_window(struct file *file, struct ext4_itree_scan *s)
 	if (err)
 		return err;
 	s->valid = true;
-	/* Not far beyond what a stateless reader takes, then by leaps. */
-	s->want = min((s->want > WINDOW_MIN ? 16 : 4) * s->want,
-		      ext4_itree_window_limit(s));
+	s->want = next_want(s);
 	return 0;
 }
