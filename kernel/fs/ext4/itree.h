@@ -61,6 +61,9 @@ void ext4_itree_scans_renumber(struct inode *dir, struct ext4_dir_entry_2 *de,
 			       u32 old_ino);
 void ext4_itree_scans_doubt(struct inode *dir);
 
+/* itree_ahead.c: reading ahead of look-ups */
+void ext4_itree_ahead_miss(struct inode *dir, ext4_lblk_t block);
+
 /* itree_pos.c: positions from before */
 int ext4_itree_resume(struct inode *dir, loff_t *pos, bool inode_order);
 

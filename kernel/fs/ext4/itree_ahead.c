@@ -17,6 +17,17 @@
 /* Runs of a fragmented directory that are sorted by address at once. */
 #define MAX_RUNS	4096U
 
+/*
+ * A directory block that is missed within two ticks of the one before, the
+ * so-manieth in a row, is read with its neighbours: as many bytes as ext4 reads
+ * of an inode table by default.
+ */
+#define MISS_TICK	(HZ / 8)
+#define MISS_STREAK	8U
+#define MISS_BYTES	(128U << 10)
+/* In i_itree_missed: the tick in the upper bits, the count in the lower ones. */
+#define MISS_COUNT	15U
+
 struct run {
 	ext4_fsblk_t	pblk;
 	u32		len;
@@ -33,12 +44,19 @@ u32 ext4_itree_ahead_limit(void)
 	return min_t(unsigned long, totalram_pages() / 8, 1U << 20);
 }
 
+/* The second use puts a page among the active ones. */
+static void mark_used(struct buffer_head *bh)
+{
+	touch_buffer(bh);
+	touch_buffer(bh);
+}
+
 /*
  * Unlike ext4_sb_breadahead_unmovable() this may reclaim: the readahead of a
  * scan is of most use where memory is short, and what it does not get is read
- * block by block in a moment.
+ * block by block in a moment.  @keep: it will be wanted more than once.
  */
-static void ahead_one(struct super_block *sb, ext4_fsblk_t pblk)
+static void ahead_one(struct super_block *sb, ext4_fsblk_t pblk, bool keep)
 {
 	struct buffer_head *bh;
 
@@ -48,6 +66,8 @@ static void ahead_one(struct super_block *sb, ext4_fsblk_t pblk)
 		return;
 	if (!buffer_uptodate(bh) && trylock_buffer(bh))
 		ext4_read_bh_nowait(bh, REQ_RAHEAD, NULL, false);
+	if (keep)
+		mark_used(bh);
 	brelse(bh);
 }
 
@@ -81,7 +101,8 @@ static u32 map_runs(struct inode *dir, ext4_lblk_t first, u32 count,
 	return nr;
 }
 
-static void read_runs(struct super_block *sb, struct run *runs, u32 nr)
+static void read_runs(struct super_block *sb, struct run *runs, u32 nr,
+		      bool keep)
 {
 	struct blk_plug plug;
 	u32 i, j;
@@ -91,7 +112,7 @@ static void read_runs(struct super_block *sb, struct run *runs, u32 nr)
 	for (i = 0; i < nr; i++) {
 		cond_resched();
 		for (j = 0; j < runs[i].len; j++)
-			ahead_one(sb, runs[i].pblk + j);
+			ahead_one(sb, runs[i].pblk + j, keep);
 	}
 	blk_finish_plug(&plug);
 }
@@ -110,7 +131,8 @@ void ext4_itree_ahead_range(struct inode *dir, ext4_lblk_t first, u32 count)
 	runs = kvmalloc_array(count, sizeof(*runs), GFP_NOFS | __GFP_NOWARN);
 	if (!runs)
 		return;
-	read_runs(dir->i_sb, runs, map_runs(dir, first, count, runs, 0, count));
+	read_runs(dir->i_sb, runs, map_runs(dir, first, count, runs, 0, count),
+		  ext4_itree_dir_kept(dir));
 	kvfree(runs);
 }
 
@@ -136,7 +158,7 @@ void ext4_itree_ahead_dir(struct inode *dir, u32 tree_blocks)
 		return;
 	nr = map_runs(dir, ITREE_SEG_START, tree_blocks, runs, 0, max_runs);
 	nr = map_runs(dir, 0, blocks, runs, nr, max_runs);
-	read_runs(dir->i_sb, runs, nr);
+	read_runs(dir->i_sb, runs, nr, true);
 	kvfree(runs);
 }
 
@@ -149,6 +171,42 @@ void ext4_itree_ahead_dir(struct inode *dir, u32 tree_blocks)
 bool ext4_itree_dir_kept(struct inode *dir)
 {
 	return dir->i_size >> dir->i_blkbits <= 2ULL * ext4_itree_ahead_limit();
+}
+
+/* How many blocks of a directory have been missed shortly one after another. */
+static u32 miss_streak(struct inode *dir)
+{
+	u16 seen = READ_ONCE(EXT4_I(dir)->i_itree_missed);
+	u16 now = (jiffies / MISS_TICK) * (MISS_COUNT + 1), streak = 0;
+
+	/* Racing readers lose a count, and the ticks wrap: no harm done. */
+	if ((u16)(now - (seen & ~MISS_COUNT)) <= 2 * (MISS_COUNT + 1))
+		streak = min((seen & MISS_COUNT) + 1, MISS_COUNT);
+	WRITE_ONCE(EXT4_I(dir)->i_itree_missed, now | streak);
+	return streak;
+}
+
+/**
+ * ext4_itree_ahead_miss - a block of a directory has to be read: others, too?
+ * @dir: directory with a tree
+ * @block: logical block that was not in memory
+ *
+ * Inode order is not hash order: who looks many names up in it touches the
+ * directory's blocks at random, and where these have been pushed out of
+ * memory, or never were there, each would be a read of its own.  Names that
+ * are looked up now and then do not start that, nor does a directory that
+ * memory does not hold, where the neighbours would be gone before their turn.
+ */
+void ext4_itree_ahead_miss(struct inode *dir, ext4_lblk_t block)
+{
+	u32 cluster = MISS_BYTES >> dir->i_blkbits;
+	ext4_lblk_t first, blocks = dir->i_size >> dir->i_blkbits;
+
+	if (block >= blocks || cluster < 2 || !ext4_itree_dir_kept(dir) ||
+	    miss_streak(dir) < MISS_STREAK)
+		return;
+	first = round_down(block, cluster);
+	ext4_itree_ahead_range(dir, first, min(cluster, blocks - first));
 }
 
 static void touch_runs(struct super_block *sb, const struct run *runs, u32 nr)
@@ -235,7 +293,7 @@ u32 ext4_itree_ahead_inodes(struct super_block *sb, const u32 *ino, u32 nr,
 		ino = (const u32 *)((const char *)ino + stride);
 		if (!block || block == last)
 			continue;
-		ahead_one(sb, block);
+		ahead_one(sb, block, false);
 		last = block;
 		blocks--;
 	}

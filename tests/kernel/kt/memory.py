@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""What stays in memory and what is read for it: look-ups in a cold directory, files that are wanted once."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import random
+import time
+
+from kt.guest import Guest
+from kt.registry import case
+
+SLACK = 60  # dentries and inodes that others make meanwhile
+
+
+def in_memory() -> tuple[int, int]:
+    """Dentries and inodes of the whole machine."""
+    state, inodes = (pathlib.Path("/proc/sys/fs", name).read_text() for name in ("dentry-state", "inode-nr"))
+    return int(state.split()[0]), int(inodes.split()[0])
+
+
+def cold(g: Guest) -> None:
+    g.again()
+    os.sync()
+    pathlib.Path("/proc/sys/vm/drop_caches").write_text("3")
+
+
+def read_so_far(g: Guest) -> tuple[int, int]:
+    """Requests and sectors that have been read of the disk."""
+    told = pathlib.Path("/sys/block", g.disk, "stat").read_text().split()
+    return int(told[0]), int(told[2])
+
+
+def look(g: Guest, names: list[str], pause: float = 0) -> tuple[int, int]:
+    """Looks the names up, which are not there; gives the requests and blocks that were read for it."""
+    before = read_so_far(g)
+    for name in names:
+        g.want(not os.path.lexists(os.path.join(g.path(), name)), f"{name} is there")
+        time.sleep(pause)
+    requests, sectors = (now - then for now, then in zip(read_so_far(g), before, strict=True))
+    return requests, sectors * 512 // g.p["bs"]
+
+
+def lookups(g: Guest) -> None:
+    """Look-ups one after another read a cold directory in clusters; now and then one reads a block."""
+    g.mount()
+    d = g.path()
+    g.t("fill", "--dir", d, "--model", g.model(), "--n", g.p["n"], "--names", "mixed")
+    g.want_tree(d)
+    blocks = g.dir_blocks(d)
+    rnd = random.Random(1)
+    names = [f"missing-{rnd.randrange(10**12)}" for _ in range(6 * blocks)]
+
+    cold(g)
+    requests, got = look(g, names)
+    g.stats |= {"blocks": blocks, "requests": requests, "read": got}
+    g.want(got > 0.9 * blocks, f"of {blocks} blocks only {got} were read: the names are not spread")
+    g.want(requests < blocks / 5, f"{requests} requests for {blocks} blocks")
+
+    cold(g)
+    few = names[:12]
+    requests, got = look(g, few, pause=0.6)
+    # Beside a leaf for each: the inode, the index.
+    g.want(len(few) / 2 <= requests and got <= len(few) + g.p["extra"], f"{requests} requests, {got} blocks for {few}")
+    g.listing()
+
+
+def _read(path: str, advice: int | None) -> bytes:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        told = os.read(fd, 4096)
+        if advice is not None:
+            os.posix_fadvise(fd, 0, 0, advice)
+        return told
+    finally:
+        os.close(fd)
+
+
+def noreuse(g: Guest) -> None:
+    """POSIX_FADV_NOREUSE: name and inode of a file go with its last close, unless dirty or held by others."""
+    g.mount()
+    d = g.path()
+    os.mkdir(d)
+    files = [os.path.join(d, f"{n:05d}") for n in range(g.p["n"])]
+    for path in files:
+        pathlib.Path(path).write_text(path)
+
+    def pass_over(advice: int | None, paths: list[str]) -> tuple[int, int]:
+        before = in_memory()
+        for path in paths:
+            g.equal(_read(path, advice).decode(), path, "content")
+        return tuple(now - then for now, then in zip(in_memory(), before, strict=True))
+
+    cold(g)
+    usual = pass_over(None, files)
+    g.want(min(usual) > 0.9 * len(files), f"what is read does not stay anyway: {usual}")
+    cold(g)
+    once = pass_over(os.POSIX_FADV_NOREUSE, files)
+    g.want(max(once) < SLACK, f"{once} dentries and inodes stay of {len(files)} files that were wanted once")
+    g.stats |= {"usual": usual[1], "once": once[1]}
+
+    # Somebody else has them open: both stay, and go with him.
+    some = files[:300]
+    cold(g)
+    before = in_memory()
+    held = [os.open(path, os.O_PATH) for path in some]
+    stay = pass_over(os.POSIX_FADV_NOREUSE, some)
+    kept = in_memory()[1] - before[1]
+    g.want(max(stay) < SLACK and kept > 0.9 * len(some), f"of {len(some)} files that are held {kept} stayed; {stay}")
+    for fd, path in zip(held, some, strict=True):
+        g.equal(os.fstat(fd).st_ino, os.lstat(path).st_ino, "inode of a file that is held")
+        os.close(fd)
+    left = in_memory()[1] - before[1]
+    g.want(left < SLACK, f"{left} inodes stay when nobody holds them any longer")
+
+    # What is dirty stays until it is written, and is right before and after.
+    for path in some:
+        fd = os.open(path, os.O_RDWR | os.O_APPEND)
+        os.write(fd, b"+")
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_NOREUSE)
+        os.close(fd)
+    for turn in ("at once", "after a mount"):
+        for path in some:
+            g.equal(_read(path, os.POSIX_FADV_NOREUSE).decode(), path + "+", f"content {turn}")
+        cold(g)
+
+    # Removed while a reader who wanted it once has it open.
+    fd = os.open(some[0], os.O_RDONLY)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_NOREUSE)
+    os.unlink(some[0])
+    g.equal(os.read(fd, 4096).decode(), some[0] + "+", "content of a removed file")
+    os.close(fd)
+
+
+# A cluster would be 32 blocks, or 128.
+for _bs, _n, _extra in ((4096, 20000, 8), (1024, 12000, 100)):
+    _params = {"n": _n, "bs": _bs, "extra": _extra}
+    case(f"lookups-{_bs >> 10}k", "scans", _params, mkfs=("-b", str(_bs)), cost=30)(lookups)
+case("noreuse", "scans", {"n": 2000}, mkfs=("-b", "4096"), cost=20)(noreuse)
+case("noreuse-nojournal", "scans", {"n": 1000}, mkfs=("-b", "4096", "-O", "^has_journal"), cost=20)(noreuse)
