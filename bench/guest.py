@@ -91,7 +91,8 @@ def carry_out(disk: Disk, second: Disk | None, step: dict, share: Path) -> dict:
     options = step["options"]
     if second:
         second.umount()
-        second.mount(options)
+        # a volume that is only read may be mounted so, but not the one that copies go to
+        second.mount(",".join(o for o in options.split(",") if o != "ro"))
     if step["cold"] or options != disk.options:
         disk.umount()
         disk.mount(options)
