@@ -110,9 +110,11 @@ uint64_t dorder_first_extent(int fd);
 size_t dorder_will_read(int fd, off_t size, size_t limit);
 
 /*
- * The data of a file that was not in memory and was read once need not stay.
- * Changes that are not written yet stay; so does what is mapped.  Leaves errno
- * alone.  ctx is not used: this is a dorder_window_ops.drop.
+ * The data of a file that was not in memory and was read once need not stay, nor
+ * its name and inode where the file system knows that (POSIX_FADV_NOREUSE on
+ * our ext4, with the last close).  Changes that are not written yet stay; so
+ * does what is mapped, and what others have open.  Leaves errno alone.  ctx is
+ * not used: this is a dorder_window_ops.drop, or .forget.
  */
 void dorder_will_not_read(void *ctx, int fd);
 
@@ -200,6 +202,11 @@ size_t dorder_handles_at(const char *root);
  * drop: give the memory of an open file's data back (dorder_will_not_read()).
  * Called for each file that was read ahead whole and not in memory before, once
  * the next is asked for.  NULL: never.  Only where there is a watch.
+ * forget: the same where memory does not hold what is read of DORDER_HOLD_FILES
+ * files, as it was each time that DORDER_HOLD_LEAST more had been added.  Called
+ * also for such files as they are added: they will be opened again, but after
+ * so many others that they would be gone by then, and others with them.  drop
+ * goes before it for files that were used.  NULL: never.
  * The others may be NULL: cached is dorder_cached(), place
  * dorder_first_extent(), ahead dorder_will_read() of at most
  * DORDER_AHEAD_FILE, room dorder_room(), memory dorder_pages().
@@ -208,6 +215,7 @@ struct dorder_window_ops {
 	int (*open)(void *ctx, uint32_t item);
 	int (*hold)(void *ctx, uint32_t item, int first);
 	void (*drop)(void *ctx, int fd);
+	void (*forget)(void *ctx, int fd);
 	int (*cached)(void *ctx, int fd, off_t size);
 	uint64_t (*place)(void *ctx, int fd);
 	size_t (*ahead)(void *ctx, int fd, size_t size);

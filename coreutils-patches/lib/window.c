@@ -28,6 +28,7 @@ struct dorder_window {
 	uint64_t last; /* the place of the file added last */
 	uint32_t most; /* count that memory is good for, once that matters */
 	uint32_t stretch; /* so many are brought in at a time */
+	bool tight; /* memory does not hold what is read of many files */
 	bool sorted;
 	uint32_t next; /* to be handed out, */
 	uint32_t ahead; /* to be read ahead, */
@@ -89,6 +90,7 @@ static void leave(struct dorder_window *window)
 		return;
 	window->top = window->free = window->order = 0;
 	window->front = 0;
+	window->tight = false;
 }
 
 static void empty(struct dorder_window *window)
@@ -152,6 +154,12 @@ static size_t room(struct dorder_window *window)
 	return bytes < UINT32_MAX ? bytes : UINT32_MAX;
 }
 
+/* How many files there is room to hold. */
+static size_t holdable(struct dorder_window *window)
+{
+	return room(window) / 3 / DORDER_HOLD_BYTES;
+}
+
 /* Where an item is in hold between dorder_window_add() and read_all(). */
 static uint32_t slot_of(const struct dorder_window *window, uint32_t item)
 {
@@ -200,6 +208,14 @@ int64_t dorder_window_add(struct dorder_window *window, int fd, off_t size)
 	key->key = place;
 	key->tie = window->order++;
 	key->value = item;
+	if ((window->count + 1) % DORDER_HOLD_LEAST == 0)
+		window->tight = holdable(window) < DORDER_HOLD_FILES;
+	/*
+	 * It will be looked up once more, after so many others that it would
+	 * have been pushed out, and others with it.
+	 */
+	if (window->tight && !found && window->ops->forget)
+		window->ops->forget(window->ctx, fd);
 	if (window->count + 1 == DORDER_HOLD_FILES)
 		window->most = room(window) / DORDER_READ_BYTES;
 	window->sizes[item] =
@@ -282,7 +298,7 @@ static size_t read_ahead(struct dorder_window *window, uint32_t place)
 /* How many inodes to bring in at a time. */
 static uint32_t stretch(struct dorder_window *window)
 {
-	size_t files = room(window) / 3 / DORDER_HOLD_BYTES;
+	size_t files = holdable(window);
 
 	window->hold.tight = files < DORDER_HOLD_FILES;
 	if (files < DORDER_HOLD_LEAST)
@@ -381,13 +397,16 @@ static void look(struct dorder_window *window)
 static void drop(struct dorder_window *window)
 {
 	uint32_t item = window->keys[window->next - 1].value;
+	void (*give_back)(void *ctx, int fd) = window->ops->drop;
 	int fd;
 
-	if (!window->ops->drop || window->sizes[item] & KEEP)
+	if (!give_back && window->tight)
+		give_back = window->ops->forget;
+	if (!give_back || window->sizes[item] & KEEP)
 		return;
 	fd = window->ops->open(window->ctx, item);
 	if (fd >= 0) {
-		window->ops->drop(window->ctx, fd);
+		give_back(window->ctx, fd);
 		close(fd);
 	}
 }

@@ -219,7 +219,7 @@ static void test_bounds(void)
 #define LOTS (2 * DORDER_HOLD_FILES + DORDER_HOLD_FILES / 2)
 
 struct lots {
-	unsigned char held[LOTS], dropped[LOTS]; /* by item */
+	unsigned char held[LOTS], dropped[LOTS], forgotten[LOTS]; /* by item */
 	int fd[LOTS]; /* it is held by */
 	uint32_t last, holds, falls, firsts, opening;
 	bool early; /* opened before it was held */
@@ -303,6 +303,12 @@ static void lots_drop(void *ctx, int fd)
 	errno = fcntl(fd, F_GETFD) < 0 ? EBADF : EIO;
 }
 
+static void lots_forget(void *ctx, int fd)
+{
+	((struct lots *)ctx)->forgotten[fd]++;
+	errno = EIO;
+}
+
 /* The number given as fd tells: some of it in memory, or nothing. */
 static int lots_cached(void *ctx, int fd, off_t size)
 {
@@ -336,6 +342,7 @@ static size_t lots_room(void *ctx)
 static const struct dorder_window_ops lots_ops = { .open = lots_open,
 						   .hold = lots_hold,
 						   .drop = lots_drop,
+						   .forget = lots_forget,
 						   .cached = lots_cached,
 						   .place = lots_place,
 						   .ahead = lots_ahead,
@@ -400,6 +407,10 @@ static void test_hold(uint32_t count, uint32_t chunks, size_t files)
 		for (dropped = n = 0; n < count; n++) {
 			good &= l->held[n] == !!chunks;
 			good &= l->dropped[n] == (n % 3 && n % 7 ? 1 : 0);
+			/* From when on memory was seen to be short. */
+			good &= l->forgotten[n] ==
+				(n % 3 && n + 1 >= DORDER_HOLD_LEAST &&
+				 files < DORDER_HOLD_FILES);
 			dropped += l->dropped[n];
 		}
 		good &= dropped > count / 2;
