@@ -150,6 +150,24 @@ class Results:
         part.write_text(json.dumps({"inputs": inputs, "figures": figures}, indent=1))
         part.rename(path)
 
+    def export(self, path: Path) -> int:
+        """All that is kept, as one file; how many."""
+        told = [json.loads(kept.read_text()) for kept in sorted(self.dir.glob("*.json"))]
+        lines = ",\n".join(json.dumps(one, sort_keys=True) for one in told)
+        path.write_text(f'{{"results": [\n{lines}\n]}}\n')
+        return len(told)
+
+    def take(self, path: Path) -> int:
+        """What export() wrote, of another machine or before the cache was lost, beside what is there; how many."""
+        try:
+            told = [(one["inputs"], one["figures"]) for one in json.loads(path.read_text())["results"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise LabError(f"{path} is not what --export writes: {error!r}") from error
+        missing = [(inputs, figures) for inputs, figures in told if not self.path(inputs).exists()]
+        for inputs, figures in missing:
+            self.put(inputs, figures)
+        return len(missing)
+
 
 # -- volumes ------------------------------------------------------------------
 

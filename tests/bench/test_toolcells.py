@@ -35,6 +35,25 @@ def test_results_are_kept_by_what_went_in(monkeypatch):
     assert all(results.get(other) is None for other in others)
 
 
+def test_results_go_to_another_machine(tmp_path, monkeypatch):
+    there, out = toolcells.Results(), tmp_path / "out.json"
+    for memory in ("192M", "1G"):
+        there.put(cell(memory=memory).inputs("image"), {"wall": memory})
+    assert there.export(out) == 2
+    monkeypatch.setenv("ITREE_CACHE", str(tmp_path / "elsewhere"))
+    here = toolcells.Results()
+    here.put(cell(memory="1G").inputs("image"), {"wall": "measured here"})
+    assert here.take(out) == 1 and here.take(out) == 0
+    assert [here.get(cell(memory=m).inputs("image")) for m in ("192M", "1G")] == [
+        {"wall": "192M"},
+        {"wall": "measured here"},
+    ]
+    for text in ("", "[]", '{"results": [1]}', '{"results": [{"inputs": {}}]}'):
+        out.write_text(text)
+        with pytest.raises(lab.LabError, match="--export"):
+            here.take(out)
+
+
 def test_a_broken_result_is_measured_again():
     results = toolcells.Results()
     inputs = cell().inputs("image")
