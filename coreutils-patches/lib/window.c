@@ -154,10 +154,20 @@ static size_t room(struct dorder_window *window)
 	return bytes < UINT32_MAX ? bytes : UINT32_MAX;
 }
 
-/* How many files there is room to hold. */
+/*
+ * How many files there is room to hold.  Who does not give back what was used
+ * keeps it, or writes it elsewhere, and has more to do with the memory.
+ */
 static size_t holdable(struct dorder_window *window)
 {
-	return room(window) / 3 / DORDER_HOLD_BYTES;
+	return room(window) / (window->ops->drop ? 3 : 4) / DORDER_HOLD_BYTES;
+}
+
+/* How many files are read ahead: where memory is short, less of it is lost. */
+static uint32_t ahead_files(const struct dorder_window *window)
+{
+	return window->tight && !window->ops->drop ? DORDER_AHEAD_FILES / 4
+						   : DORDER_AHEAD_FILES;
 }
 
 /* Where an item is in hold between dorder_window_add() and read_all(). */
@@ -443,7 +453,7 @@ int dorder_window_next(struct dorder_window *window, uint32_t *item)
 	if (window->round && window->next == window->looked)
 		look(window);
 	while (window->ahead < window->until &&
-	       window->ahead < window->next + DORDER_AHEAD_FILES &&
+	       window->ahead < window->next + ahead_files(window) &&
 	       window->ahead_bytes < DORDER_AHEAD_BYTES &&
 	       !(window->round && window->ahead == window->looked)) {
 		slot = window->ahead % DORDER_AHEAD_FILES;
