@@ -11,6 +11,7 @@ import time
 from kt.guest import Guest
 from kt.registry import case
 
+ONCE = (os.POSIX_FADV_DONTNEED, os.POSIX_FADV_NOREUSE)  # neither data nor inode will be wanted again
 SLACK = 60  # dentries and inodes that others make meanwhile
 
 
@@ -61,16 +62,16 @@ def lookups(g: Guest) -> None:
     cold(g)
     few = names[:12]
     requests, got = look(g, few, pause=0.6)
-    # Beside a leaf for each: the inode, the index.
+    # Beside a leaf for each: the index, and 32 blocks of the inode table for the directory itself.
     g.want(len(few) / 2 <= requests and got <= len(few) + g.p["extra"], f"{requests} requests, {got} blocks for {few}")
     g.listing()
 
 
-def _read(path: str, advice: int | None) -> bytes:
+def _read(path: str, *advices: int) -> bytes:
     fd = os.open(path, os.O_RDONLY)
     try:
         told = os.read(fd, 4096)
-        if advice is not None:
+        for advice in advices:
             os.posix_fadvise(fd, 0, 0, advice)
         return told
     finally:
@@ -78,7 +79,7 @@ def _read(path: str, advice: int | None) -> bytes:
 
 
 def noreuse(g: Guest) -> None:
-    """POSIX_FADV_NOREUSE: name and inode of a file go with its last close, unless dirty or held by others."""
+    """POSIX_FADV_NOREUSE: name and inode go with the last close, unless dirty, held by others, or with data there."""
     g.mount()
     d = g.path()
     os.mkdir(d)
@@ -86,26 +87,29 @@ def noreuse(g: Guest) -> None:
     for path in files:
         pathlib.Path(path).write_text(path)
 
-    def pass_over(advice: int | None, paths: list[str]) -> tuple[int, int]:
+    def pass_over(paths: list[str], *advices: int) -> tuple[int, int]:
         before = in_memory()
         for path in paths:
-            g.equal(_read(path, advice).decode(), path, "content")
+            g.equal(_read(path, *advices).decode(), path, "content")
         return tuple(now - then for now, then in zip(in_memory(), before, strict=True))
 
     cold(g)
-    usual = pass_over(None, files)
+    usual = pass_over(files)
     g.want(min(usual) > 0.9 * len(files), f"what is read does not stay anyway: {usual}")
     cold(g)
-    once = pass_over(os.POSIX_FADV_NOREUSE, files)
+    once = pass_over(files, *ONCE)
     g.want(max(once) < SLACK, f"{once} dentries and inodes stay of {len(files)} files that were wanted once")
     g.stats |= {"usual": usual[1], "once": once[1]}
+    cold(g)
+    data = pass_over(files, os.POSIX_FADV_NOREUSE)[1]
+    g.want(data > 0.9 * len(files), f"of {len(files)} files with data in memory {data} inodes stayed")
 
     # Somebody else has them open: both stay, and go with him.
     some = files[:300]
     cold(g)
     before = in_memory()
     held = [os.open(path, os.O_PATH) for path in some]
-    stay = pass_over(os.POSIX_FADV_NOREUSE, some)
+    stay = pass_over(some, *ONCE)
     kept = in_memory()[1] - before[1]
     g.want(max(stay) < SLACK and kept > 0.9 * len(some), f"of {len(some)} files that are held {kept} stayed; {stay}")
     for fd, path in zip(held, some, strict=True):
@@ -118,11 +122,12 @@ def noreuse(g: Guest) -> None:
     for path in some:
         fd = os.open(path, os.O_RDWR | os.O_APPEND)
         os.write(fd, b"+")
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_NOREUSE)
+        for advice in ONCE:
+            os.posix_fadvise(fd, 0, 0, advice)
         os.close(fd)
     for turn in ("at once", "after a mount"):
         for path in some:
-            g.equal(_read(path, os.POSIX_FADV_NOREUSE).decode(), path + "+", f"content {turn}")
+            g.equal(_read(path, *ONCE).decode(), path + "+", f"content {turn}")
         cold(g)
 
     # Removed while a reader who wanted it once has it open.
@@ -133,8 +138,8 @@ def noreuse(g: Guest) -> None:
     os.close(fd)
 
 
-# A cluster would be 32 blocks, or 128.
-for _bs, _n, _extra in ((4096, 20000, 8), (1024, 12000, 100)):
+# A cluster is 32 blocks, or 128, and those of the last four look-ups are more than is allowed here.
+for _bs, _n, _extra in ((4096, 20000, 80), (1024, 12000, 180)):
     _params = {"n": _n, "bs": _bs, "extra": _extra}
     case(f"lookups-{_bs >> 10}k", "scans", _params, mkfs=("-b", str(_bs)), cost=30)(lookups)
 case("noreuse", "scans", {"n": 2000}, mkfs=("-b", "4096"), cost=20)(noreuse)
