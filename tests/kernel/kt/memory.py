@@ -8,23 +8,22 @@ import pathlib
 import random
 import time
 
+from kt import dentries
+from kt.dentries import SLACK
 from kt.guest import Guest
 from kt.registry import case
 
 ONCE = (os.POSIX_FADV_DONTNEED, os.POSIX_FADV_NOREUSE)  # neither data nor inode will be wanted again
-SLACK = 60  # dentries and inodes that others make meanwhile
 
 
 def in_memory() -> tuple[int, int]:
     """Dentries and inodes of the whole machine."""
-    state, inodes = (pathlib.Path("/proc/sys/fs", name).read_text() for name in ("dentry-state", "inode-nr"))
-    return int(state.split()[0]), int(inodes.split()[0])
+    return dentries.in_memory(), int(pathlib.Path("/proc/sys/fs/inode-nr").read_text().split()[0])
 
 
 def cold(g: Guest) -> None:
     g.again()
-    os.sync()
-    pathlib.Path("/proc/sys/vm/drop_caches").write_text("3")
+    g.settle()
 
 
 def read_so_far(g: Guest) -> tuple[int, int]:
