@@ -61,6 +61,10 @@ void ext4_itree_scans_renumber(struct inode *dir, struct ext4_dir_entry_2 *de,
 			       u32 old_ino);
 void ext4_itree_scans_doubt(struct inode *dir);
 
+/* itree_block.c: checksums of nodes when a transaction commits */
+void ext4_itree_block_trigger(struct jbd2_buffer_trigger_type *triggers,
+			      struct buffer_head *bh, void *data, size_t size);
+
 /* itree_ahead.c: reading ahead of look-ups */
 void ext4_itree_ahead_miss(struct inode *dir, ext4_lblk_t block);
 

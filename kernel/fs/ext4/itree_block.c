@@ -15,18 +15,53 @@
 #define CHUNK_MIN	4U
 #define CHUNK_MAX	64U
 
-static __le32 node_csum(struct inode *dir, void *data, u32 lblk)
+/*
+ * The checksum of a node that a transaction is changing is missing: it is
+ * worked out when the transaction commits, once for all of its changes, as
+ * that of the orphan file's blocks is.  Until then t_checksum holds the seed
+ * for it.  The bit is the next one after ext4's own.
+ */
+#define BH_ITREE_SEED	(BH_BITMAP_UPTODATE + 1)
+
+/* What the checksum of a node begins with. */
+static u32 node_seed(struct inode *dir, u32 lblk)
 {
 	__le32 n = cpu_to_le32(lblk);
-	u32 size = dir->i_sb->s_blocksize;
-	u32 crc;
 
-	crc = ext4_chksum(EXT4_SB(dir->i_sb), EXT4_I(dir)->i_csum_seed,
-			  (u8 *)&n, sizeof(n));
-	crc = ext4_chksum(EXT4_SB(dir->i_sb), crc, data,
-			  (u8 *)&itree_tail(data, size)->t_checksum -
-			  (u8 *)data);
-	return cpu_to_le32(crc);
+	return ext4_chksum(EXT4_SB(dir->i_sb), EXT4_I(dir)->i_csum_seed,
+			   (u8 *)&n, sizeof(n));
+}
+
+static __le32 node_csum(struct super_block *sb, void *data, u32 seed)
+{
+	u32 len = (u8 *)&itree_tail(data, sb->s_blocksize)->t_checksum -
+		  (u8 *)data;
+
+	return cpu_to_le32(ext4_chksum(EXT4_SB(sb), seed, data, len));
+}
+
+/**
+ * ext4_itree_block_trigger - give a node its checksum
+ * @triggers: those of EXT4_JTR_ITREE
+ * @bh: node, passed to the journal by op_dirty()
+ * @data: of @bh, not of a copy
+ * @size: of a block
+ *
+ * Called by jbd2 with b_state_lock held, before what @bh holds is written to
+ * the journal or copied for that, and only with metadata_csum.  A second call
+ * does nothing, nor does one for a block that is no node any more.
+ */
+void ext4_itree_block_trigger(struct jbd2_buffer_trigger_type *triggers,
+			      struct buffer_head *bh, void *data, size_t size)
+{
+	struct super_block *sb = EXT4_TRIGGER(triggers)->sb;
+	u32 magic = le32_to_cpu(((struct itree_head *)data)->h_magic);
+	__le32 *csum = &itree_tail(data, size)->t_checksum;
+
+	if (!test_and_clear_bit(BH_ITREE_SEED, &bh->b_state))
+		return;
+	if (magic == ITREE_MAGIC || magic == ITREE_FREE_MAGIC)
+		*csum = node_csum(sb, data, le32_to_cpu(*csum));
 }
 
 static struct ext4_itree *to_et(struct itree *t)
@@ -40,11 +75,36 @@ static void take_bh(struct itree_buf *buf, struct buffer_head *bh)
 	buf->priv = bh;
 }
 
+/*
+ * A node that is in memory and has been verified there; NULL: read it.  Saves
+ * looking its block up with all checks, which were made when it was read.
+ */
+static struct buffer_head *find_verified(struct inode *dir, u32 lblk)
+{
+	struct extent_status es;
+	struct buffer_head *bh;
+
+	if (!ext4_es_lookup_extent(dir, lblk, NULL, &es) ||
+	    !ext4_es_is_written(&es))
+		return NULL;
+	bh = sb_find_get_block(dir->i_sb,
+			       ext4_es_pblock(&es) + lblk - es.es_lblk);
+	if (!bh || (buffer_uptodate(bh) && buffer_verified(bh)))
+		return bh;
+	brelse(bh);
+	return NULL;
+}
+
 static int op_read(struct itree *t, u32 lblk, struct itree_buf *buf)
 {
 	struct inode *dir = to_et(t)->dir;
 	struct buffer_head *bh;
 
+	bh = find_verified(dir, lblk);
+	if (bh) {
+		take_bh(buf, bh);
+		return 1;
+	}
 	bh = ext4_bread(NULL, dir, lblk, 0);
 	if (IS_ERR(bh))
 		return PTR_ERR(bh);
@@ -63,7 +123,7 @@ static int op_read(struct itree *t, u32 lblk, struct itree_buf *buf)
 	}
 	if (ext4_has_metadata_csum(dir->i_sb) &&
 	    itree_tail(bh->b_data, t->block_size)->t_checksum !=
-	    node_csum(dir, bh->b_data, lblk)) {
+	    node_csum(dir->i_sb, bh->b_data, node_seed(dir, lblk))) {
 		brelse(bh);
 		t->why = "wrong checksum";
 		t->why_lblk = lblk;
@@ -76,6 +136,12 @@ static int op_read(struct itree *t, u32 lblk, struct itree_buf *buf)
 static void op_checked(struct itree *t, struct itree_buf *buf)
 {
 	set_buffer_verified((struct buffer_head *)buf->priv);
+}
+
+/* Without a journal nobody would call the trigger. */
+static enum ext4_journal_trigger_type trigger(struct ext4_itree *et)
+{
+	return ext4_handle_valid(et->handle) ? EXT4_JTR_ITREE : EXT4_JTR_NONE;
 }
 
 /* How many blocks to ask for, so that the segment stays in few pieces. */
@@ -123,7 +189,7 @@ static int op_grow(struct itree *t, u32 lblk, struct itree_buf *buf)
 	lock_buffer(bh);
 	if (map.m_flags & EXT4_MAP_NEW)
 		ret = ext4_journal_get_create_access(et->handle, sb, bh,
-						     EXT4_JTR_NONE);
+						     trigger(et));
 	else
 		ret = 0;
 	if (!ret && !buffer_uptodate(bh)) {
@@ -133,7 +199,7 @@ static int op_grow(struct itree *t, u32 lblk, struct itree_buf *buf)
 	unlock_buffer(bh);
 	if (!ret && !(map.m_flags & EXT4_MAP_NEW))
 		ret = ext4_journal_get_write_access(et->handle, sb, bh,
-						    EXT4_JTR_NONE);
+						    trigger(et));
 	if (ret) {
 		brelse(bh);
 		return ret;
@@ -149,7 +215,31 @@ static int op_access(struct itree *t, struct itree_buf *buf)
 	struct ext4_itree *et = to_et(t);
 
 	return ext4_journal_get_write_access(et->handle, et->dir->i_sb,
-					     buf->priv, EXT4_JTR_NONE);
+					     buf->priv, trigger(et));
+}
+
+/* Without a journal a checksum cannot wait. */
+static void set_csum(struct ext4_itree *et, struct itree_buf *buf)
+{
+	struct super_block *sb = et->dir->i_sb;
+	struct itree_tail *tail = itree_tail(buf->data, sb->s_blocksize);
+	struct buffer_head *bh = buf->priv;
+	u32 seed;
+
+	if (!ext4_has_metadata_csum(sb))
+		return;
+	if (!ext4_handle_valid(et->handle)) {
+		seed = node_seed(et->dir, buf->lblk);
+		tail->t_checksum = node_csum(sb, buf->data, seed);
+		return;
+	}
+	/* Still there?  A node that begins anew is cleared. */
+	if (test_bit(BH_ITREE_SEED, &bh->b_state) && tail->t_checksum)
+		return;
+	tail->t_checksum = cpu_to_le32(node_seed(et->dir, buf->lblk));
+	set_bit(BH_ITREE_SEED, &bh->b_state);
+	/* Nobody may ask for the checksum before it is there. */
+	set_buffer_verified(bh);
 }
 
 static int op_dirty(struct itree *t, struct itree_buf *buf)
@@ -167,9 +257,7 @@ static int op_dirty(struct itree *t, struct itree_buf *buf)
 		if (err)
 			return err;
 	}
-	if (ext4_has_metadata_csum(et->dir->i_sb))
-		itree_tail(buf->data, t->block_size)->t_checksum =
-			node_csum(et->dir, buf->data, buf->lblk);
+	set_csum(et, buf);
 	return ext4_handle_dirty_metadata(et->handle, et->dir, buf->priv);
 }
 

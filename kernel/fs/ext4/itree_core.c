@@ -105,7 +105,6 @@ static int check_root_info(struct itree *t, const struct itree_buf *b)
 	u32 free_head = le32_to_cpu(info->r_free_head);
 	u32 free_count = le32_to_cpu(info->r_free_count);
 	u64 keys = le64_to_cpu(info->r_keys);
-	unsigned int i;
 
 	if (!blocks || blocks > t->max_blocks)
 		return itree_corrupt(t, "bad number of blocks", b->lblk);
@@ -118,6 +117,14 @@ static int check_root_info(struct itree *t, const struct itree_buf *b)
 	if (!node_level(b) && keys != node_count(b))
 		return itree_corrupt(t, "root leaf does not hold all keys",
 				     b->lblk);
+	return 0;
+}
+
+static int check_root_reserved(struct itree *t, const struct itree_buf *b)
+{
+	const struct itree_root_info *info = node_info(b);
+	unsigned int i;
+
 	for (i = 0; i < sizeof(info->r_reserved); i++)
 		if (info->r_reserved[i])
 			return itree_corrupt(t, "reserved field set", b->lblk);
@@ -177,6 +184,8 @@ int itree_check_node(struct itree *t, const struct itree_buf *buf)
 {
 	int err = check_head(t, buf);
 
+	if (!err && node_is_root(buf))
+		err = check_root_reserved(t, buf);
 	return err ? err : check_order(t, buf);
 }
 
@@ -348,9 +357,9 @@ u32 itree_node_search(const struct itree_buf *b, u64 key, enum itree_side side)
 {
 	u32 index = node_level(b) ? 1 : 0;
 	u32 lo = index, hi = node_count(b);
+	u32 mid = hi - 1;	/* first: most keys come behind all others */
 
-	while (lo < hi) {
-		u32 mid = lo + (hi - lo) / 2;
+	for (; lo < hi; mid = lo + (hi - lo) / 2) {
 		u64 k = node_key(b, mid);
 
 		if (k < key || (k == key && side == ITREE_AFTER))

@@ -338,7 +338,8 @@ int itree_insert(struct itree *t, u64 key)
 	struct insert in;
 	int ret;
 
-	memset(&in, 0, sizeof(in));
+	in.nfresh = 0;
+	in.used = 0;
 	ret = itree_descend(t, key, ITREE_AFTER, &in.cur);
 	if (ret)
 		return ret;

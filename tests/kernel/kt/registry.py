@@ -13,6 +13,7 @@ REPO = pathlib.Path(__file__).resolve().parents[3]
 MODULES = (
     "matrix", "ops", "scans", "space", "modes", "corrupt", "crash", "roundtrip", "online", "resume", "power", "damaged",
     "tools", "scrub", "faults", "neighbours", "dentries", "memory",
+    "checksums",
 )  # fmt: skip
 
 
@@ -84,7 +85,7 @@ BY_DEFAULT = {
     "tiny-* rewind-* morph-1k hold-* collide-over dentries-* lookups-* noreuse "
     "longer-*",
     "space": "enospc-1k enospc-1k-names enospc-4k edquot-1k enospc-build-1024",
-    "crash": "crash-fastcommit-1k crash-journal-4k-logflush crash-orphan-file-1k",
+    "crash": "crash-fastcommit-1k crash-journal-4k-logflush crash-orphan-file-1k checksums-1k-journal checksums-4k",
     "roundtrip": "roundtrip-kernel-first-1k roundtrip-tools-first-4k",
     "online": "online-build-4k online-build-1k-small online-build-fastcommit online-build-crypt-casefold "
     "online-busy-1k online-busy-fastcommit online-hammer online-scans online-power-fastcommit online-cancel "
