@@ -67,7 +67,9 @@ def make(volume: Volume, tools, timeout: float) -> tuple[lab.ImageCache, dict]:
     """
     cache = volume.cache()
     with lab.scratch("fill") as work:
-        lab.need_space(work, volume.count * (volume.bytes + 1024) * 2 + (2 << 30))
+        # with what was deleted on the way, which stays in the image
+        grown = AGED_PERCENT / (100 - AGED_PERCENT) if volume.fill == "aged" else 0
+        lab.need_space(work, int(volume.count * (volume.bytes + 1024) * (1.2 + 2 * grown)) + (2 << 30))
         cache.drop()
         say(f"  {volume.kind} {volume.fill}: filling {volume.count:,} files of {volume.bytes:,} bytes")
         image = work / "disk.img"
