@@ -211,14 +211,16 @@ void ext4_itree_ahead_miss(struct inode *dir, ext4_lblk_t block)
 
 static void touch_runs(struct super_block *sb, const struct run *runs, u32 nr)
 {
+	struct buffer_head *bh;
 	u32 i, j;
 
 	for (i = 0; i < nr; i++) {
 		cond_resched();
 		for (j = 0; j < runs[i].len; j++) {
-			/* The second use puts a page among the active ones. */
-			brelse(sb_find_get_block(sb, runs[i].pblk + j));
-			brelse(sb_find_get_block(sb, runs[i].pblk + j));
+			bh = sb_find_get_block(sb, runs[i].pblk + j);
+			if (bh)
+				mark_used(bh);
+			brelse(bh);
 		}
 	}
 }
