@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Checksums of nodes, which are worked out when a transaction commits: right on a frozen disk, and on no other block."""
+"""Checksums of nodes, which are worked out when a transaction commits: right on a frozen disk, on no other block."""
 
 from __future__ import annotations
 
