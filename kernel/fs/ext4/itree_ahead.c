@@ -136,6 +136,22 @@ void ext4_itree_ahead_range(struct inode *dir, ext4_lblk_t first, u32 count)
 	kvfree(runs);
 }
 
+/* Of the tree and of the names' blocks, so many each. */
+static void ahead_sweep(struct inode *dir, u32 tree_blocks, u64 blocks)
+{
+	u32 max_runs = min_t(u64, blocks + tree_blocks, MAX_RUNS), nr;
+	struct run *runs;
+
+	runs = kvmalloc_array(max_runs, sizeof(*runs),
+			      GFP_NOFS | __GFP_NOWARN);
+	if (!runs)
+		return;
+	nr = map_runs(dir, ITREE_SEG_START, tree_blocks, runs, 0, max_runs);
+	nr = map_runs(dir, 0, blocks, runs, nr, max_runs);
+	read_runs(dir->i_sb, runs, nr, true);
+	kvfree(runs);
+}
+
 /**
  * ext4_itree_ahead_dir - start reading a directory in one sweep
  * @dir: directory
@@ -146,20 +162,24 @@ void ext4_itree_ahead_range(struct inode *dir, ext4_lblk_t first, u32 count)
 void ext4_itree_ahead_dir(struct inode *dir, u32 tree_blocks)
 {
 	u64 blocks = dir->i_size >> dir->i_blkbits;
-	struct run *runs;
-	u32 max_runs, nr;
 
-	if (blocks < 2 || blocks + tree_blocks > ext4_itree_ahead_limit())
-		return;
-	max_runs = min_t(u64, blocks + tree_blocks, MAX_RUNS);
-	runs = kvmalloc_array(max_runs, sizeof(*runs),
-			      GFP_NOFS | __GFP_NOWARN);
-	if (!runs)
-		return;
-	nr = map_runs(dir, ITREE_SEG_START, tree_blocks, runs, 0, max_runs);
-	nr = map_runs(dir, 0, blocks, runs, nr, max_runs);
-	read_runs(dir->i_sb, runs, nr, true);
-	kvfree(runs);
+	if (blocks >= 2 && blocks + tree_blocks <= ext4_itree_ahead_limit())
+		ahead_sweep(dir, tree_blocks, blocks);
+}
+
+/**
+ * ext4_itree_ahead_tree - start reading a directory's tree in one sweep
+ * @dir: directory
+ * @tree_blocks: of its tree
+ *
+ * In a tree that has grown by splits, the next leaf in the order of keys is
+ * anywhere: a walk through it would read them singly and at random.  Only if
+ * all of the tree stays in memory, where it waits for the windows to come.
+ */
+void ext4_itree_ahead_tree(struct inode *dir, u32 tree_blocks)
+{
+	if (tree_blocks >= 2 && tree_blocks <= ext4_itree_ahead_limit())
+		ahead_sweep(dir, tree_blocks, 0);
 }
 
 /**

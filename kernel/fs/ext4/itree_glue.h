@@ -49,6 +49,7 @@ int ext4_itree_visit_all(struct ext4_itree_visit *v);
 /* itree_ahead.c: reading ahead */
 void ext4_itree_ahead_range(struct inode *dir, ext4_lblk_t first, u32 count);
 void ext4_itree_ahead_dir(struct inode *dir, u32 tree_blocks);
+void ext4_itree_ahead_tree(struct inode *dir, u32 tree_blocks);
 bool ext4_itree_dir_kept(struct inode *dir);
 void ext4_itree_keep_dir(struct inode *dir);
 u32 ext4_itree_ahead_limit(void);

@@ -242,6 +242,7 @@ static int take_keys(struct fill *f, u64 lo, u32 want)
 {
 	struct ext4_itree_scan *s = f->s;
 	struct itree_cursor cur;
+	struct itree_info info;
 	struct ext4_itree et;
 	u64 key;
 	int ret;
@@ -249,6 +250,11 @@ static int take_keys(struct fill *f, u64 lo, u32 want)
 	ret = ext4_itree_open(&et, NULL, s->dir);
 	if (ret)
 		goto bad;
+	/* This reader goes on. */
+	if (want > WINDOW_MIN) {
+		itree_get_info(&et.t, &info);
+		ext4_itree_ahead_tree(s->dir, info.blocks);
+	}
 	ret = itree_seek(&et.t, lo, &cur);
 	while (!ret) {
 		key = itree_cursor_key(&cur);

@@ -66,6 +66,33 @@ def lookups(g: Guest) -> None:
     g.listing()
 
 
+def grown_tree(g: Guest) -> None:
+    """The leaves of a tree that grew by splits are read together, though the directory is large for the memory."""
+    g.mount()
+    d, pool = g.path(), g.path("pool")
+    os.mkdir(pool)
+    os.mkdir(d)
+    files = [f"{number:0255}" for number in range(g.p["n"])]
+    for name in files:
+        os.mknod(f"{pool}/{name[-8:]}")
+    random.Random(1).shuffle(files)
+    for name in files:
+        os.link(f"{pool}/{name[-8:]}", f"{d}/{name}")
+    g.want_tree(d)
+    blocks, tree = g.dir_blocks(d), len(g.tree_blocks(d))
+    pages = os.sysconf("SC_PHYS_PAGES")
+    g.want(tree < pages // 10 < pages // 8 < blocks, f"{blocks} blocks and {tree} of the tree in {pages} of memory")
+
+    cold(g)
+    before = read_so_far(g)
+    names = os.listdir(d)
+    requests, sectors = (now - then for now, then in zip(read_so_far(g), before, strict=True))
+    g.want(sorted(names) == sorted(files), f"{len(names)} names that are not the {len(files)} made")
+    g.stats |= {"blocks": blocks, "tree": tree, "requests": requests, "read": sectors * 512 // g.p["bs"]}
+    # Names come by 60 blocks and more at a time; of leaves one by one there would be as many requests as leaves.
+    g.want(requests < blocks / 60 + tree / 4, f"{requests} requests for {blocks} blocks and {tree} of the tree")
+
+
 def _read(path: str, *advices: int) -> bytes:
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -141,5 +168,9 @@ def noreuse(g: Guest) -> None:
 for _bs, _n, _extra in ((4096, 20000, 80), (1024, 12000, 180)):
     _params = {"n": _n, "bs": _bs, "extra": _extra}
     case(f"lookups-{_bs >> 10}k", "scans", _params, mkfs=("-b", str(_bs)), cost=30)(lookups)
+case(
+    "grown-tree", "scans", {"n": 36000, "bs": 1024}, mkfs=("-b", "1024", "-N", "40000"), features="large_dir",
+    size="1G", memory="256M", cost=60,
+)(grown_tree)  # fmt: skip
 case("noreuse", "scans", {"n": 2000}, mkfs=("-b", "4096"), cost=20)(noreuse)
 case("noreuse-nojournal", "scans", {"n": 1000}, mkfs=("-b", "4096", "-O", "^has_journal"), cost=20)(noreuse)
