@@ -197,6 +197,9 @@ def _sweep_lines(data: Data, system: str, work: str, limit: float, peers: list[s
             lines.append(Line(title, f"{count:,}, {fill}", NOT_MEASURED, None, others, cells))
             continue
         text = f"{number(seconds)} s, {seconds / sweep:.2f} sweeps of {number(sweep)} s"
+        whole = told["figures"].get("one_pass")
+        if whole:
+            text += f", {seconds / whole:.2f} passes of {number(whole)} s"
         met = ahead if seconds <= limit * sweep else False
         lines.append(Line(title, f"{count:,}, {fill}", text, met, others, cells))
     return lines

@@ -27,7 +27,6 @@ from lab import LabError, say
 BUILT = lab.BUILD / "coreutils-patches"
 ROOT = BUILT / "root"
 TIMEOUT = 7200
-KINDS = ("ext4", "itree", "xfs", "btrfs")
 FILLS = ("clean", "aged", "source")
 MEMORIES = ("192M", "1G")
 AGED = {"clean": 0, "aged": 30}

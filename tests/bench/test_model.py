@@ -54,6 +54,14 @@ def test_small_gap_is_read_through():
     assert total.seconds * 1000 == pytest.approx(1.00352 + 2 * 4096 / 75e3)
 
 
+def test_one_pass_reads_everything_once_and_in_order():
+    # twice, backwards, overlapping, and a write: 16 sectors in one piece, then 8 behind a gap of 147
+    order = [req(163, 8), req(8, 8), req(0, 8), req(4, 8), req(163, 8), req(900, 8, "W")]
+    assert model.one_pass(order) * 1000 == pytest.approx(1.00352 + 3 * 4096 / 75e3)
+    assert model.price(order).seconds > 5 * model.one_pass(order)
+    assert model.one_pass([req(900, 8, "W")]) == 0
+
+
 def test_gap_of_2_mib_is_sought_because_that_is_less():
     # 2 MiB at 75 MB/s is 27.96 ms, a seek over it 0.4 + 7.3 * sqrt(1.398e-5) + 3 = 3.4273 ms
     total = model.price([req(0, 8), req(8 + 4096, 8)])
