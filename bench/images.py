@@ -82,7 +82,8 @@ def make(volume: Volume, tools, timeout: float) -> tuple[lab.ImageCache, dict]:
         if told["live"] != volume.count:
             raise LabError(f"fill made {told['live']} files, {volume.count} wanted")
         requests = report.requests("fill")
-        figures = report.figures("fill") | {"created": told, "counters": report.steps["fill"]["counters"]}
+        figures = report.figures("fill", requests)
+        figures |= {"created": told, "counters": report.steps["fill"]["counters"]}
         figures["disks"] = model.on_all_disks(requests)
         if volume.ours:
             extents, block = lab.journal_extents(image)

@@ -332,10 +332,11 @@ class Report:
     def json(self, step: str) -> dict:
         return json.loads(self.output(step))
 
-    def figures(self, step: str) -> dict:
+    def figures(self, step: str, requests: list[model.Request] | None = None) -> dict:
+        """What a step cost; `requests` are its own, if they have been read already: there may be millions."""
         told = self.steps[step]
         return {
-            **model.summary(self.requests(step)),
+            **model.summary(self.requests(step) if requests is None else requests),
             "wall": told["wall"],
             "cpu_seconds": told["cpu_seconds"],
             "commits": told["commits"],
@@ -394,6 +395,16 @@ def run_guest(
     return read_report(share)
 
 
+def run_counted(volume: tuple[Path, str], step: Step, share: Path, timeout: float) -> Report:
+    """Carry out a step on (image, file system) in a guest on one processor whose clock counts instructions.
+
+    The step's own limit is in that clock's seconds, which run with the
+    instructions and not with this machine's: it gets 100 times `timeout`.
+    """
+    step = replace(step, trace=False, timeout=100 * timeout)
+    return run_guest([volume], [step], share, FILL_MEMORY, timeout, cpus=1, icount=True)
+
+
 def read_report(share: Path, partial: bool = False) -> Report:
     """What the guest of this share told; with `partial` also of one that did not finish all of its steps."""
     try:
@@ -418,16 +429,6 @@ def _guest_process(arguments: dict) -> None:
     except (LabError, OSError) as error:
         (arguments["share"] / "error").write_text(str(error))
         sys.exit(1)
-
-
-def run_counted(volume: tuple[Path, str], step: Step, share: Path, timeout: float) -> Report:
-    """Carry out a step on (image, file system) in a guest on one processor whose clock counts instructions.
-
-    The step's own limit is in that clock's seconds, which run with the
-    instructions and not with this machine's: it gets 100 times `timeout`.
-    """
-    step = replace(step, trace=False, timeout=100 * timeout)
-    return run_guest([volume], [step], share, FILL_MEMORY, timeout, cpus=1, icount=True)
 
 
 def run_guests(jobs: list[dict]) -> list[Report]:

@@ -32,14 +32,19 @@ def read_so_far(g: Guest) -> tuple[int, int]:
     return int(told[0]), int(told[2])
 
 
+def read_since(g: Guest, before: tuple[int, int]) -> tuple[int, int]:
+    """Requests and blocks that have been read since read_so_far() gave `before`."""
+    requests, sectors = (now - then for now, then in zip(read_so_far(g), before, strict=True))
+    return requests, sectors * 512 // g.p["bs"]
+
+
 def look(g: Guest, names: list[str], pause: float = 0) -> tuple[int, int]:
     """Looks the names up, which are not there; gives the requests and blocks that were read for it."""
     before = read_so_far(g)
     for name in names:
         g.want(not os.path.lexists(os.path.join(g.path(), name)), f"{name} is there")
         time.sleep(pause)
-    requests, sectors = (now - then for now, then in zip(read_so_far(g), before, strict=True))
-    return requests, sectors * 512 // g.p["bs"]
+    return read_since(g, before)
 
 
 def lookups(g: Guest) -> None:
@@ -86,9 +91,9 @@ def grown_tree(g: Guest) -> None:
     cold(g)
     before = read_so_far(g)
     names = os.listdir(d)
-    requests, sectors = (now - then for now, then in zip(read_so_far(g), before, strict=True))
+    requests, got = read_since(g, before)
     g.want(sorted(names) == sorted(files), f"{len(names)} names that are not the {len(files)} made")
-    g.stats |= {"blocks": blocks, "tree": tree, "requests": requests, "read": sectors * 512 // g.p["bs"]}
+    g.stats |= {"blocks": blocks, "tree": tree, "requests": requests, "read": got}
     # Names come by 60 blocks and more at a time; of leaves one by one there would be as many requests as leaves.
     g.want(requests < blocks / 60 + tree / 4, f"{requests} requests for {blocks} blocks and {tree} of the tree")
 
