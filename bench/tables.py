@@ -16,6 +16,7 @@ from disks import DISKS, SAS10K, Solid
 BLOCK = 4096
 INODE = 256
 NOT_MEASURED = "not measured"
+NOT_FINISHED = "did not finish"
 WORK_TITLES = {
     "create": "create",
     "names": "names alone (getdents)",
@@ -47,6 +48,11 @@ class Line:
     command: str
 
 
+def _priced(figures: dict, key: Key, disk: str) -> float | None:
+    part = "all" if key[1] in WRITING else "reads"
+    return figures["disks"][disk][part] if "disks" in figures else None
+
+
 class Data:
     """Results by (system, work, count, bytes, fill)."""
 
@@ -65,8 +71,12 @@ class Data:
         return take(told["figures"]) if told and not told["status"] else None
 
     def seconds(self, key: Key, disk: str = SAS10K.name) -> float | None:
-        part = "all" if key[1] in WRITING else "reads"
-        return self.value(key, lambda f: f["disks"][disk][part] if "disks" in f else None)
+        return self.value(key, lambda f: _priced(f, key, disk))
+
+    def seconds_until_failed(self, key: Key, disk: str = SAS10K.name) -> float | None:
+        """What a program had taken when it ended without doing the work; None if it did it."""
+        told = self.by_key.get(key)
+        return _priced(told["figures"], key, disk) if told and told["status"] else None
 
     def setups(self, work: str) -> list[tuple[int, int, str]]:
         """(count, bytes, fill) that any system was measured with."""
@@ -101,7 +111,7 @@ def work_table(data: Data, work: str) -> tuple[list[str], list[list[str]]]:
             if told is None:
                 row.append("-")
             elif told["status"]:
-                row.append("did not finish")
+                row.append(NOT_FINISHED)
             else:
                 part = "all" if work in WRITING else "reads"
                 figures = told["figures"]
@@ -170,12 +180,21 @@ def command(*patterns: str) -> str:
 
 
 def _compare(data: Data, ours: Key, peers: list[str], work: str) -> tuple[str, bool | None]:
-    """The peers' seconds, and whether all are behind: None as long as some were not measured."""
+    """The peers' seconds, and whether all are behind: None as long as some were not measured.
+
+    A peer whose program ended without doing the work is behind if it had taken longer until then.
+    """
     mine = data.seconds(ours)
     texts: list[str] = []
     ahead: bool | None = True
     for peer in peers:
-        theirs = data.seconds((peer, work, *ours[2:]))
+        key = (peer, work, *ours[2:])
+        theirs, until = data.seconds(key), data.seconds_until_failed(key)
+        if until is not None:
+            texts.append(f"{peer} {NOT_FINISHED}, {number(until)} s until then")
+            if mine is None or mine > until:
+                ahead = None if ahead is not False else False
+            continue
         texts.append(f"{peer} {number(theirs)} s" if theirs is not None else f"{peer} {NOT_MEASURED}")
         if mine is None or theirs is None:
             ahead = None if ahead is not False else False
