@@ -117,27 +117,9 @@ static void read_runs(struct super_block *sb, struct run *runs, u32 nr,
 	blk_finish_plug(&plug);
 }
 
-/**
- * ext4_itree_ahead_range - start reading some of a directory's blocks
- * @dir: directory
- * @first: logical block
- * @count: blocks
- */
-void ext4_itree_ahead_range(struct inode *dir, ext4_lblk_t first, u32 count)
-{
-	struct run *runs;
-
-	count = min(count, MAX_RUNS);
-	runs = kvmalloc_array(count, sizeof(*runs), GFP_NOFS | __GFP_NOWARN);
-	if (!runs)
-		return;
-	read_runs(dir->i_sb, runs, map_runs(dir, first, count, runs, 0, count),
-		  ext4_itree_dir_kept(dir));
-	kvfree(runs);
-}
-
-/* Of the tree and of the names' blocks, so many each. */
-static void ahead_sweep(struct inode *dir, u32 tree_blocks, u64 blocks)
+/* In one sweep: blocks of the tree, and of the names' from @first on. */
+static void ahead_sweep(struct inode *dir, u32 tree_blocks, ext4_lblk_t first,
+			u64 blocks, bool keep)
 {
 	u32 max_runs = min_t(u64, blocks + tree_blocks, MAX_RUNS), nr;
 	struct run *runs;
@@ -147,9 +129,20 @@ static void ahead_sweep(struct inode *dir, u32 tree_blocks, u64 blocks)
 	if (!runs)
 		return;
 	nr = map_runs(dir, ITREE_SEG_START, tree_blocks, runs, 0, max_runs);
-	nr = map_runs(dir, 0, blocks, runs, nr, max_runs);
-	read_runs(dir->i_sb, runs, nr, true);
+	nr = map_runs(dir, first, blocks, runs, nr, max_runs);
+	read_runs(dir->i_sb, runs, nr, keep);
 	kvfree(runs);
+}
+
+/**
+ * ext4_itree_ahead_range - start reading some of a directory's blocks
+ * @dir: directory
+ * @first: logical block
+ * @count: blocks
+ */
+void ext4_itree_ahead_range(struct inode *dir, ext4_lblk_t first, u32 count)
+{
+	ahead_sweep(dir, 0, first, count, ext4_itree_dir_kept(dir));
 }
 
 /**
@@ -164,7 +157,7 @@ void ext4_itree_ahead_dir(struct inode *dir, u32 tree_blocks)
 	u64 blocks = dir->i_size >> dir->i_blkbits;
 
 	if (blocks >= 2 && blocks + tree_blocks <= ext4_itree_ahead_limit())
-		ahead_sweep(dir, tree_blocks, blocks);
+		ahead_sweep(dir, tree_blocks, 0, blocks, true);
 }
 
 /**
@@ -179,7 +172,7 @@ void ext4_itree_ahead_dir(struct inode *dir, u32 tree_blocks)
 void ext4_itree_ahead_tree(struct inode *dir, u32 tree_blocks)
 {
 	if (tree_blocks >= 2 && tree_blocks <= ext4_itree_ahead_limit())
-		ahead_sweep(dir, tree_blocks, 0);
+		ahead_sweep(dir, tree_blocks, 0, 0, true);
 }
 
 /**
