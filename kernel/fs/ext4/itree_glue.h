@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Shared by itree_block.c, itree_dir.c and itree_scan.c only. */
+/* What the files of the tree in ext4 share, and nothing else includes. */
 #ifndef _EXT4_ITREE_GLUE_H
 #define _EXT4_ITREE_GLUE_H
 
