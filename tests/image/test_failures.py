@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """What goes wrong in the night: each time the state is clear, and what was good before is good after."""
 
+import fcntl
 import http.server
 import json
 import os
@@ -223,12 +224,7 @@ def test_damage(backed):
     appliance, mail, _ = backed
     appliance("run", "mx1")
     victim = sorted((appliance.good("mx1")[1] / "cur").iterdir())[3]
-    was = victim.stat()
-    with open(victim, "r+b") as handle:
-        byte = handle.read(1)
-        handle.seek(0)
-        handle.write(bytes([byte[0] ^ 1]))
-    os.utime(victim, ns=(was.st_atime_ns, was.st_mtime_ns))
+    flip(victim)
     said = appliance("verify", "--all", ok=(7,))
     assert said.count(victim.name) == 2 and "2 files are not what the client sent" in said
     assert "2 damaged files" in appliance("status", ok=(1,)) and "damaged" in appliance("list")
@@ -236,6 +232,164 @@ def test_damage(backed):
     out.mkdir()
     assert victim.name in appliance("restore", "mx1", "latest", "--to", out, ok=(7,))
     assert "nothing is pruned" in appliance("prune", "mx1", ok=(7,))
+    # It has not changed on the client: linked as ever, the new snapshot would be as wrong.
+    assert "1 files were found damaged in older snapshots" in appliance("run", "mx1")
+    new = appliance.good("mx1")[-1]
+    same(state(mail), state(new))
+    assert " 0 damaged" in appliance("verify", "mx1")
+    # What is right again is linked to again.
+    assert "found damaged" not in appliance("run", "mx1")
+    assert (appliance.good("mx1")[-1] / "cur" / victim.name).stat().st_ino == (new / "cur" / victim.name).stat().st_ino
+
+
+def flip(path):
+    """A bit goes wrong on the disk: size and time stay."""
+    was = path.stat()
+    with open(path, "r+b") as handle:
+        byte = handle.read(1)
+        handle.seek(0)
+        handle.write(bytes([byte[0] ^ 1]))
+    os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+
+
+@pytest.mark.parametrize("method", ["rsyncd", "ssh", "rrsync"])
+def test_damaged_files_are_fetched_again(appliance, tmp_path, method):
+    """Whatever is linked, or copied because its mode has changed; names nobody wants; older snapshots as they were."""
+    links = farm(tmp_path / "farm")
+    if method == "rsyncd":
+        appliance.host("mx1", method, appliance.servers.rsync(mail=tmp_path), "mail/farm")
+        below = "farm"
+    else:
+        number = appliance.servers.ssh(appliance.conf)
+        if method == "rrsync":
+            key = appliance.conf / "ssh" / "id.pub"
+            key.write_text(f'restrict,command="rrsync -ro /" {key.read_text()}')
+        appliance.host("mx1", "ssh", number, links)
+        below = str(links).lstrip("/")
+    appliance("run", "mx1")
+    first = appliance.good("mx1")[0]
+    shared, copied, odd = (first / below / n for n in ("d3/name2", "odd/\\#012", "odd/new\nline"))
+    for path in (shared, copied, odd):
+        flip(path)
+    appliance("verify", "mx1", ok=(7,))
+    was = state(first)
+    (links / "odd" / "\\#012").chmod(0o606)
+    # rsync has copied it from the damaged one by the time it is known.
+    assert "22 files were found damaged" in appliance("run", "mx1")
+    new = appliance.good("mx1")[1]
+    same(state(links), state(new / below))
+    same(was, state(first))
+    assert new.stat().st_mode == first.stat().st_mode
+    assert not list((appliance.volume / "mx1" / ".itree-backup").glob("*.again"))
+    assert " 0 damaged, 0 of which nothing is known" in appliance("verify", "mx1")
+
+
+def test_damaged_file_that_has_gone(backed, tmp_path):
+    """Between being listed and being fetched again it goes on the client: no snapshot has it damaged."""
+    appliance, mail, _ = backed
+    victim = sorted((appliance.good("mx1")[0] / "cur").iterdir())[3]
+    flip(victim)
+    appliance("verify", "mx1", ok=(7,))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "rsync").write_text(
+        f"#!/bin/sh\ncase \"$*\" in *--files-from=*) rm -f '{mail}/cur/{victim.name}' ;; esac\n"
+        'PATH=$REAL_PATH exec rsync "$@"\n'
+    )
+    (tmp_path / "bin" / "rsync").chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "REAL_PATH": os.environ["PATH"]}
+    assert "is no longer on the client" in appliance("run", "mx1", env=env)
+    new = state(appliance.good("mx1")[1])
+    assert os.fsencode(f"cur/{victim.name}") not in new
+    appliance("run", "mx1")
+    same(state(mail), state(appliance.good("mx1")[2]))
+
+
+def test_interrupted_run_with_damaged_files(backed):
+    """An interrupted run that had linked to them is not linked to."""
+    appliance, mail, _ = backed
+    night(mail, 400, 7)
+    slow(appliance, more="bandwidth = 60\n")
+    proc = begin(appliance, "run", "mx1")
+    fetched(appliance, 10)
+    proc.terminate()
+    proc.communicate(timeout=30)
+    (partial,) = appliance.partial("mx1")
+    linked = [p for p in sorted((partial / "cur").iterdir()) if p.stat().st_nlink > 1]
+    flip(linked[0])
+    appliance("verify", "mx1", ok=(7,))
+    slow(appliance, more="")
+    assert "1 files were found damaged" in appliance("run", "mx1")
+    same(state(mail), state(appliance.good("mx1")[1]))
+
+
+def test_unreadable_block_is_damage(backed, monkeypatch):
+    """A file that the disk does not give at all is marked like one that is wrong."""
+    from itree_backup import sums as sums_
+    from itree_backup import verify
+
+    appliance, *_ = backed
+    snapshot = appliance.good("mx1")[0]
+    victim = sorted((snapshot / "cur").iterdir())[3]
+    real = verify.read_one
+
+    def read_one(tree, path):
+        if path.endswith(os.fsencode(victim.name)):
+            raise OSError(5, "Input/output error")
+        return real(tree, path)
+
+    monkeypatch.setattr(verify, "read_one", read_one)
+    sums = sums_.Sums(appliance.volume / "mx1" / ".itree-backup" / "sums.sqlite")
+    try:
+        found = verify.snapshot(snapshot, sums, time.time(), False, "test")
+    finally:
+        sums.close()
+    assert found.wrong == 1 and "Input/output error" in found.bad[0]
+    assert "1 files were found damaged" in appliance("run", "mx1")
+
+
+def test_readers_do_not_stop_a_backup(backed):
+    """A list of sums that somebody reads slowly: the run commits meanwhile, and that snapshot is not removed."""
+    appliance, mail, _ = backed
+    # More than a pipe holds.
+    for n in range(2000):
+        (mail / "new" / f"{'n' * 100}{n}").write_text(f"{n}")
+    appliance("run", "mx1")
+    reader = begin(appliance, "sums", "mx1", "latest")
+    assert reader.stdout.readline()
+    oldest, newest = (p.name for p in appliance.good("mx1"))
+    try:
+        night(mail, 50, 7)
+        appliance("run", "mx1")
+        assert "reads this snapshot" in appliance("prune", "--remove", newest, "mx1", ok=(3,))
+        appliance("prune", "--remove", oldest, "mx1")
+        # Retention would let it go now, and leaves it as well.
+        slow(appliance, more="[keep]\nlast = 1\ndaily = 0\nweekly = 0\nmonthly = 0\n")
+        assert "reads this snapshot" in appliance("prune", "mx1")
+        assert newest in [p.name for p in appliance.good("mx1")]
+    finally:
+        reader.communicate(timeout=60)
+    assert reader.returncode == 0
+    appliance("prune", "mx1")
+    assert [p.name for p in appliance.good("mx1")] == [p.name for p in appliance.good("mx1")[-1:]]
+    assert newest not in [p.name for p in appliance.good("mx1")]
+
+
+def test_other_work_is_waited_for(backed):
+    """A verification that takes hours: the run of the night waits; a verification leaves that host out."""
+    appliance, *_ = backed
+    appliance.host("mx2", "rsyncd", appliance.number, "mail/cur")
+    appliance("run", "mx2")
+    with open(appliance.volume / "mx1" / ".itree-backup" / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        appliance("verify", "mx1", ok=(3,))
+        said = appliance("verify", ok=(3,))
+        assert "mx2 20" in said and " 300 files right" in said and "not verified" in said
+        appliance("run", "--wait", "0", "mx1", ok=(3,))
+        proc = begin(appliance, "run", "--wait", "60", "mx1")
+        time.sleep(2)
+        assert proc.poll() is None
+    proc.communicate(timeout=60)
+    assert proc.returncode == 0 and len(appliance.good("mx1")) == 2
 
 
 WRAPPER = """#!/bin/sh
@@ -303,29 +457,99 @@ def test_not_the_volume(backed):
 def test_told(backed):
     """The hook after a failure reaches a webhook with all that is needed to act."""
     appliance, *_ = backed
-    got = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(204)
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    hook = Hook()
     appliance.servers.kill("rsync")
     appliance("run", "mx1", ok=(5,))
-    appliance.settings(f"[notify]\nwebhook = http://127.0.0.1:{server.server_address[1]}/\n")
+    appliance.settings(hook.settings)
     assert "told by webhook (204)" in appliance("notify", "mx1")
-    assert got[0]["state"] == "client-gone" and got[0]["host"] == "mx1" and "no connection" in got[0]["message"]
-    server.shutdown()
-    server.server_close()
+    told = hook.got[0]
+    assert told["state"] == "client-gone" and told["host"] == "mx1" and "no connection" in told["message"]
+    hook.close()
     assert "nobody could be told by webhook" in appliance("notify", "mx1", ok=(1,))
     appliance.settings()
     assert "neither [notify]" in appliance("notify", "mx1")
+
+
+class Hook:
+    """A webhook that keeps what it is told."""
+
+    def __init__(self):
+        self.got = got = []
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                self.send_response(204)
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        self.server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.settings = f"[notify]\nwebhook = http://127.0.0.1:{self.server.server_address[1]}/\n"
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def hook():
+    made = Hook()
+    yield made
+    made.close()
+
+
+def test_alarm_never_says_all_is_well(backed, hook):
+    """A unit failed before a run could note anything, or has nothing to do with a run; the volume is gone."""
+    appliance, *_ = backed
+    appliance.settings(hook.settings)
+    appliance("notify", "mx1")
+    assert hook.got[-1]["state"] == "ok"
+    env = {**os.environ, "MONITOR_UNIT": "backup@mx1.service", "MONITOR_EXIT_STATUS": "2"}
+    appliance("notify", "--failed", "mx1", env=env)
+    assert hook.got[-1]["state"] == "configuration" and "backup@mx1.service" in hook.got[-1]["message"]
+    appliance("notify", "--failed", "mx1")  # systemd before 251
+    assert hook.got[-1]["state"] == "failed"
+    appliance("notify", "--failed", env={**os.environ, "MONITOR_UNIT": "itree-check.service"})
+    assert hook.got[-1]["message"].startswith("itree-check.service has failed")
+    run("umount", appliance.volume)
+    try:
+        appliance("notify", "--failed", env={**os.environ, "MONITOR_UNIT": "backup-watch.service"})
+        assert "is not a backup volume" in hook.got[-1]["message"]
+        appliance("notify", "--failed", "mx1")
+        assert hook.got[-1]["state"] == "failed"
+    finally:
+        run("mount", "-o", "loop,noatime", appliance.top / "volume.img", appliance.volume)
+
+
+def test_host_that_was_taken_out(backed):
+    """Its snapshots stay, and get old: no alarm, but for damage."""
+    appliance, *_ = backed
+    (appliance.conf / "hosts.d" / "mx1.conf").unlink()
+    path = appliance.volume / "mx1" / ".itree-backup" / "status.json"
+    path.write_text(json.dumps({**appliance.status("mx1"), "last_good_time": 1, "state": "client-gone"}))
+    assert "retired" in appliance("status")
+    assert json.loads(appliance("status", "--json"))["hosts"]["mx1"]["retired"] is True
+    flip(sorted((appliance.good("mx1")[0] / "cur").iterdir())[0])
+    appliance("verify", ok=(7,))
+    assert "1 damaged files" in appliance("status", ok=(1,))
+
+
+def test_host_file_that_cannot_be_a_host(appliance, tmp_path):
+    """A name too long, or with a space in it, is told: nothing would ever back it up."""
+    appliance.host("mx1", "rsyncd", appliance.servers.rsync(mail=maildir(tmp_path / "mail", 20)), "mail")
+    appliance("run", "mx1")
+    (appliance.conf / "hosts.d" / ".#mx1.conf").touch()  # an editor's
+    appliance("status")
+    for name in ("mail_2 .conf", f"{'x' * 64}.conf"):
+        bad = appliance.conf / "hosts.d" / name
+        bad.touch()
+        assert name in appliance("status", ok=(1,))
+        assert json.loads(appliance("status", "--json", ok=(1,)))["misnamed"] == [str(bad)]
+        assert name in appliance("setup", "--no-timers", ok=(2,))
+        bad.unlink()
 
 
 def test_hard_links_and_interruption(appliance, tmp_path):

@@ -11,12 +11,15 @@ import time
 
 from . import config, report, restore, retention, run, setup
 from . import store as store_
-from .errors import DAMAGED, USAGE, BackupError, Interrupted
+from .errors import BUSY, DAMAGED, USAGE, BackupError, Interrupted
 from .store import Store
 
 EPILOG = """snapshots are named by time (UTC); the beginning of a name will do where it is unique, and
 `latest` is the newest. Exit code: 0 done, 1 failed, 2 wrong usage or configuration, 3 busy, 4 no space, 5 client
 gone, 6 refused (host key, login), 7 damaged files, 8 interrupted. See itree-backup(8), itree-backup.conf(5)."""
+
+# What stands before a file of hosts.d whose name no host can have.
+MISNAMED = "not backed up, for its name cannot be a host's:"
 
 
 def parser():
@@ -31,7 +34,10 @@ def parser():
             made.add_argument("host", metavar="HOST")
         return made
 
-    add("run", "back a host up: resume what was interrupted, fetch, verify, prune")
+    made = add("run", "back a host up: resume what was interrupted, fetch, verify, prune")
+    # The rsync of a run that was killed may need a moment to end.
+    made.add_argument("--wait", metavar="SECONDS", type=float, default=10.0,
+                      help="for other work on the host, a verification say, to end (default %(default)g)")  # fmt: skip
     made = add("list", "list snapshots, or a directory of one", host=False)
     made.add_argument("host", metavar="HOST", nargs="?")
     made.add_argument("snapshot", metavar="SNAPSHOT", nargs="?")
@@ -61,6 +67,7 @@ def parser():
     made = add("notify", "tell of a host's last run, or how all are, by mail and webhook", host=False)
     made.add_argument("host", metavar="HOST", nargs="?")
     made.add_argument("--message", metavar="TEXT", help="tell this instead")
+    made.add_argument("--failed", action="store_true", help="for OnFailure=: a unit failed, whatever the status says")
     made = add("setup", "put credentials in place, make the key, switch the hosts' timers on", host=False)
     made.add_argument("--no-timers", action="store_true", help="leave systemd alone")
     made = add("init", "make the mounted volume the backup volume", host=False)
@@ -70,7 +77,7 @@ def parser():
 
 
 def cmd_run(base, args):
-    run.backup(base, config.host(base, args.host), Store(base, args.host))
+    run.backup(base, config.host(base, args.host), Store(base, args.host), args.wait)
 
 
 def stores(base, name=None):
@@ -120,6 +127,7 @@ def cmd_export(base, args):
 
 def cmd_verify(base, args):
     wrong = unknown = 0
+    busy = []
     for store in stores(base, args.host):
         names = store.snapshots()
         if args.snapshot or (names and not args.all):
@@ -127,7 +135,15 @@ def cmd_verify(base, args):
         if not names:
             print(f"{store.name}: there is no good snapshot yet")
             continue
-        found = run.verify_host(store, names, args.adopt)
+        try:
+            found = run.verify_host(store, names, args.adopt)
+        except BackupError as err:
+            if err.code != BUSY or args.host:
+                raise
+            # The other hosts are read all the same.
+            print(err, file=sys.stderr)
+            busy.append(store.name)
+            continue
         wrong, unknown = wrong + found.wrong, unknown + found.unknown
         for line in found.bad:
             print(f"{store.name}: {line}", file=sys.stderr)
@@ -137,6 +153,8 @@ def cmd_verify(base, args):
     if unknown:
         raise BackupError(f"of {unknown} files nothing is known, so they could not be compared; "
                           "--adopt takes them as right")  # fmt: skip
+    if busy:
+        raise BackupError(f"not verified, since other work was going on there: {', '.join(busy)}", BUSY)
 
 
 def cmd_sums(base, args):
@@ -181,11 +199,15 @@ def cmd_status(base, args):
     found, now = stores(base, args.host), time.time()
     if args.json:
         space, percent, inodes = store_.free(base.volume)
+        configured, misnamed = config.hosts(base), config.misnamed(base)
         hosts = {s.name: {**s.status(), "snapshots": s.snapshots(), "partial": s.names(".partial"),
-                          "well": report.overview(s, now, base.max_age)[1]} for s in found}  # fmt: skip
+                          "retired": s.name not in configured,
+                          "well": report.overview(s, now, base.max_age, s.name in configured)[1]}
+                 for s in found}  # fmt: skip
         print(json.dumps({"volume": str(base.volume), "free_bytes": space, "free_percent": round(percent, 2),
-                          "free_inodes_percent": round(inodes, 2), "hosts": hosts}, indent=1))  # fmt: skip
-        return 0 if all(h["well"] for h in hosts.values()) else 1
+                          "free_inodes_percent": round(inodes, 2), "hosts": hosts,
+                          "misnamed": misnamed}, indent=1))  # fmt: skip
+        return 0 if all(h["well"] for h in hosts.values()) and not misnamed else 1
     lines, well = status_lines(base, found)
     print("\n".join(lines))
     return 0 if well else 1
@@ -193,20 +215,30 @@ def cmd_status(base, args):
 
 def status_lines(base, found):
     """What status says of these stores and the volume, as lines, and whether all is well."""
-    told = [report.overview(s, time.time(), base.max_age) for s in found]
+    configured, misnamed = config.hosts(base), config.misnamed(base)
+    told = [report.overview(s, time.time(), base.max_age, s.name in configured) for s in found]
     lines = [line for line, _ in told] or ["no hosts yet: see itree-backup.conf(5)"]
+    lines += [f"{MISNAMED} {path}" for path in misnamed]
     space, percent, inodes = store_.free(base.volume)
     short = min(percent, inodes) < base.warn_free
     lines.append(f"{base.volume}: {space >> 20} MiB free ({percent:.0f} %), {inodes:.0f} % of the inodes" +
                  f": less than warn_free_percent, {base.warn_free:g}" * short)  # fmt: skip
-    return lines, all(well for _, well in told) and not short
+    return lines, all(well for _, well in told) and not short and not misnamed
 
 
 def cmd_notify(base, args):
     if args.host:
-        print(report.notify(Store(base, args.host)))
+        print(report.notify(Store(base, args.host), args.failed))
         return
-    message = args.message or "\n".join(status_lines(base, stores(base))[0])
+    message = args.message
+    if not message:
+        try:
+            message = "\n".join(status_lines(base, stores(base))[0])
+        except (BackupError, OSError) as err:
+            # That the volume is gone is what is to be told.
+            message = str(err)
+    if args.failed:
+        message = f"{report.failed_unit() or 'a unit'} has failed.\n\n{message}"
     print(report.tell(base, "backups want attention", message + "\n", {"message": message}))
 
 
@@ -223,6 +255,9 @@ def cmd_setup(base, args):
     if not args.no_timers:
         setup.timers(names)
     print(f"hosts: {', '.join(names) or 'none yet'}")
+    misnamed = config.misnamed(base)
+    if misnamed:
+        raise BackupError(f"{MISNAMED} {', '.join(misnamed)}. {config.NAME_RULE}", USAGE)
 
 
 def cmd_init(base, args):

@@ -15,6 +15,7 @@ from .errors import USAGE, BackupError
 
 DIRECTORY = pathlib.Path("/etc/itree-backup")
 HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+NAME_RULE = "letters, digits, dot, minus and underscore, at most 63, and the first a letter or digit"
 # What a word of a remote shell command or of an rsync argument may be made of without being taken for more.
 ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*|[0-9A-Fa-f:]+:[0-9A-Fa-f:.]*")
 USER = re.compile(r"[a-z_][a-z0-9_.-]*")
@@ -71,11 +72,7 @@ class Host:
 def check_name(name):
     """Raise unless a host name can be the name of a directory and of a systemd instance."""
     if not HOST.fullmatch(name):
-        raise BackupError(
-            f"'{name}' cannot be the name of a host: letters, digits, dot, minus and underscore, at most 63, "
-            "and the first a letter or digit",
-            USAGE,
-        )
+        raise BackupError(f"'{name}' cannot be the name of a host: {NAME_RULE}", USAGE)
     return name
 
 
@@ -233,3 +230,9 @@ def hosts(base):
     """Names of the configured hosts, sorted."""
     found = (base.conf / "hosts.d").glob("*.conf")
     return sorted(p.stem for p in found if HOST.fullmatch(p.stem))
+
+
+def misnamed(base):
+    """Files that would be hosts but for their names, sorted; what editors leave behind a dot is not meant."""
+    found = (base.conf / "hosts.d").glob("*.conf")
+    return sorted(str(p) for p in found if not HOST.fullmatch(p.stem) and not p.name.startswith("."))

@@ -73,8 +73,11 @@ def age(seconds):
     return f"{seconds:.0f} s"
 
 
-def overview(store, now, max_age):
-    """(one line about a host, whether all is well with it). max_age is in hours."""
+def overview(store, now, max_age, configured=True):
+    """(one line about a host, whether all is well with it). max_age is in hours.
+
+    Of a host that is not configured any more, nothing new is to come: only damage is a fault.
+    """
     status, names = store.status(), store.snapshots()
     good = status.get("last_good_time") if names else None
     old = now - good if good else None
@@ -83,15 +86,17 @@ def overview(store, now, max_age):
     if state == "running" and not is_locked(store):
         state = "interrupted"
     problems = []
-    if state not in ("ok", "running"):
+    if not configured:
+        state = "retired"
+    elif state not in ("ok", "running"):
         problems.append(status.get("message", "") if state != "interrupted" else "the run was cut off")
-    if good is None:
+    if good is None and configured:
         problems.append("no good snapshot")
-    elif old > max_age * 3600:
+    elif configured and old > max_age * 3600:
         problems.append(f"newest good snapshot is older than {max_age:g} h")
     if status.get("damaged_files"):
         problems.append(f"{status['damaged_files']} damaged files")
-    if status.get("prune_message"):
+    if status.get("prune_message") and configured:
         problems.append(status["prune_message"])
     last = f"{names[-1]} ({age(max(old, 0))} ago)" if good else "-"
     line = f"{store.name:20} {state:12} {len(names):4} good  newest {last}"
@@ -108,14 +113,29 @@ def is_locked(store):
         return False
 
 
-def notify(store):
-    """Tell of a host's last run by mail and webhook, as configured. Returns what was done; raises BackupError."""
+def failed_unit():
+    """What systemd (251 or later) says of the unit whose OnFailure= this is; nothing if it does not."""
+    unit, code = os.environ.get("MONITOR_UNIT", ""), os.environ.get("MONITOR_EXIT_STATUS", "")
+    return unit + f" (ended with {code})" * bool(unit and code)
+
+
+def notify(store, failed=False):
+    """Tell of a host's last run by mail and webhook, as configured. Returns what was done; raises BackupError.
+
+    failed: a unit of the host has failed. If the status knows of no failure, it was before a run began.
+    """
     status = store.status()
     state = status.get("state", "never run")
     if state == "running" and not is_locked(store):
         state = "interrupted"
     ended = datetime.datetime.fromtimestamp(status.get("ended", 0), datetime.UTC)
     message = status.get("message") or f"see journalctl -u backup@{store.name}"
+    if failed and state in ("ok", "running", "never run"):
+        code = os.environ.get("MONITOR_EXIT_STATUS", "")
+        state = name_of(int(code)) if code.isdecimal() else "failed"
+        unit = os.environ.get("MONITOR_UNIT") or f"backup@{store.name}.service"
+        message = (f"{failed_unit() or unit} has failed before a backup began, or after one was good: see "
+                   f"journalctl -u {unit}. {status.get('prune_message', '')}".rstrip())  # fmt: skip
     newest = (store.snapshots() or [None])[-1]
     text = f"{message}\n\nlast run ended: {ended:%Y-%m-%d %H:%M} UTC\nnewest good snapshot: {newest or 'none'}\n"
     facts = {"host": store.name, "state": state, "message": message, "newest_good": newest}

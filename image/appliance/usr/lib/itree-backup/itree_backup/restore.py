@@ -53,15 +53,16 @@ def restore(store, name, paths, dest, overwrite):
     root = os.fsencode(store.path / name)
     # The dot tells --relative where the part of the name that is kept begins.
     argv = ["rsync", "-aHAX", "--numeric-ids", "--relative", "--modify-window=-1",
-            "--info=progress2" if sys.stderr.isatty() else "--quiet"]
+            "--info=progress2" if sys.stderr.isatty() else "--quiet"]  # fmt: skip
     argv += [] if overwrite else ["--ignore-existing"]
     # No --: the daemon's and the shell's colons cannot be taken for such after a slash.
-    res = subprocess.run([*argv, *[root + b"/./" + p for p in plain], os.fsencode(dest) + b"/"],
-                         stdin=subprocess.DEVNULL, check=False)  # fmt: skip
-    if res.returncode:
-        raise BackupError(f"restoring to {dest} failed (rsync ended with {res.returncode}); what it said is above. "
-                          "What was restored is there; the snapshot is as it was")  # fmt: skip
-    return compare(store, name, plain, dest, overwrite)
+    with store.reading(name) as held:
+        res = subprocess.run([*argv, *[root + b"/./" + p for p in plain], os.fsencode(dest) + b"/"],
+                             stdin=subprocess.DEVNULL, pass_fds=(held,), check=False)  # fmt: skip
+        if res.returncode:
+            raise BackupError(f"restoring to {dest} failed (rsync ended with {res.returncode}); what it said is above. "
+                              "What was restored is there; the snapshot is as it was")  # fmt: skip
+        return compare(store, name, plain, dest, overwrite)
 
 
 def below(tree, path):
@@ -77,7 +78,7 @@ def below(tree, path):
 
 def compare(store, name, plain, dest, overwrite):
     old, new = Tree(store.path / name), Tree(dest)
-    sums, right, unknown, found = Sums(store.meta / "sums.sqlite"), 0, 0, verify.Found()
+    sums, right, unknown, found = Sums(store.meta / "sums.sqlite", writer=False), 0, 0, verify.Found()
     kept = 0
     os.sync()
     try:
@@ -118,14 +119,20 @@ def export(store, name, paths, out):
     plain = [b"./" + inside(store, name, p) if p.strip("/") else b"." for p in paths or ["/"]]
     argv = ["tar", "--create", "--file=-", "--numeric-owner", "--acls", "--xattrs", "--sparse",
             "--directory", store.path / name, "--", *plain]  # fmt: skip
-    res = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=out, check=False)
+    with store.reading(name) as held:
+        res = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=out, pass_fds=(held,), check=False)
     if res.returncode:
         raise BackupError(f"tar ended with {res.returncode}: the stream is not whole (see above)")
 
 
 def write_sums(store, name, out):
     """Write `md5  path` lines for a snapshot, names escaped as md5sum does it; how many files are missing in it."""
-    tree, sums, unknown = Tree(store.path / name), Sums(store.meta / "sums.sqlite"), 0
+    with store.reading(name):
+        return _write_sums(store, name, out)
+
+
+def _write_sums(store, name, out):
+    tree, sums, unknown = Tree(store.path / name), Sums(store.meta / "sums.sqlite", writer=False), 0
     try:
         for path, entry in tree.walk():
             if not entry.is_file(follow_symlinks=False):

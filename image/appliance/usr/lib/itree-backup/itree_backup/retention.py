@@ -7,7 +7,7 @@ that jumped forward, or a client that was away for a year, makes nothing old.
 
 import datetime
 
-from .errors import DAMAGED, FAILED, BackupError
+from .errors import BUSY, DAMAGED, FAILED, BackupError
 from .store import when
 
 SLACK = datetime.timedelta(minutes=10)
@@ -62,10 +62,16 @@ def doomed(store, keep):
 
 
 def prune(store, keep, say):
-    """Remove them; the names that went."""
+    """Remove them, but for those that are being read; the names that went."""
     store.finish_removals()
-    gone = doomed(store, keep)
-    for name in gone:
+    gone = []
+    for name in doomed(store, keep):
         say(f"{store.name}: removing {name}")
-        store.remove(name)
+        try:
+            store.remove(name)
+            gone.append(name)
+        except BackupError as err:
+            if err.code != BUSY:
+                raise
+            say(str(err))
     return gone

@@ -50,10 +50,33 @@ def lists_root(host):
     return any("/" not in p.strip("/") and (host.method == "rsyncd" or p == "/") for p in host.paths)
 
 
-def check(store, host, name, outcome, sums, linked):
+def fetch_damaged(base, host, store, name, sums, linked, lock_fd):
+    """Fetch again what rsync took from older snapshots and a verification has found damaged; (paths, some were gone).
+
+    Linked once more, the file would be as wrong in the new snapshot, and never be fetched while it stays the same.
+    """
+    root = store.path / f"{name}.partial"
+    dropped = verify.drop_damaged(root, store.sums_of(name), sums, linked)
+    if not dropped:
+        return dropped, False
+    say(f"{store.name}: {len(dropped)} files were found damaged in older snapshots: fetching them again")
+    listed = store.meta / f"{name}.again"
+    listed.write_bytes(b"".join(path + b"\0" for path in sorted(dropped)))
+    try:
+        # Nothing to link to: what is like them is what is damaged.
+        transfer.transfer(base, host, root, [], store, name, lock_fd, listed)
+    finally:
+        listed.unlink()
+    gone = [path for path in dropped if not os.path.lexists(os.path.join(os.fsencode(root), path))]
+    for path in gone[:20]:
+        say(f"{store.name}: {verify.show(path)} is no longer on the client")
+    return dropped, bool(gone)
+
+
+def check(store, host, name, outcome, sums, linked, again):
     """Raise unless what is on disk is what came."""
     root = store.path / f"{name}.partial"
-    found = verify.new_files(root, store.sums_of(name), sums, linked, f"{store.name} {name}")
+    found = verify.new_files(root, store.sums_of(name), sums, linked, f"{store.name} {name}", again=again)
     verify.demand(found, f"{store.name}: reading back what was fetched")
     names = verify.count(root) + lists_root(host)
     # Files that went on the client while it was read are in its list, not here, and no fault.
@@ -87,10 +110,12 @@ def fetch(base, host, store, lock_fd, status, step):
                 dest.rmdir()
                 store.sums_of(name).unlink(missing_ok=True)
             raise
+        again, gone = fetch_damaged(base, host, store, name, sums, [*partials, *good], lock_fd)
+        outcome.vanished |= gone
         step("writing to disk")
         flusher.flush()
         step("verifying")
-        found, names = check(store, host, name, outcome, sums, [*partials, *good])
+        found, names = check(store, host, name, outcome, sums, [*partials, *good], again)
         sums.commit()
         record = {"name": name, "started": int(started), "ended": int(time.time()), "names": names,
                   "new_files": found.right, "new_bytes": found.bytes, "vanished": outcome.vanished}  # fmt: skip
@@ -109,11 +134,13 @@ def fetch(base, host, store, lock_fd, status, step):
     return name
 
 
-def backup(base, host, store):
-    """Make a snapshot, then prune. Raises BackupError; status and metrics are written whatever happens."""
+def backup(base, host, store, wait):
+    """Make a snapshot, then prune. Raises BackupError; status and metrics are written whatever happens.
+
+    wait: seconds for what works on the host, such as a verification, to end.
+    """
     check_volume(base)
-    # The rsync of a run that was killed may need a moment to end.
-    with store.lock(wait=10.0) as lock_fd:
+    with store.lock(wait) as lock_fd:
         began = time.time()
         status = {**store.status(), "state": "running", "began": int(began), "message": "", "pid": os.getpid()}
 

@@ -123,7 +123,7 @@ class Store:
         self.prepare()
         fd = os.open(self.meta / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            end = time.monotonic() + wait
+            end, told = time.monotonic() + wait, time.monotonic() + 15
             while True:
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -135,6 +135,9 @@ class Store:
                             f"(lock {self.meta}/lock); try again when it has ended",
                             BUSY,
                         ) from None
+                    if time.monotonic() >= told:
+                        told = end
+                        print(f"{self.name}: waiting for another run, prune or verify of this host to end", flush=True)
                     time.sleep(0.1)
             yield fd
         finally:
@@ -180,12 +183,43 @@ class Store:
         os.rename(self.path / f"{name}.partial", self.path / name)
         fsync_directory(self.path)
 
+    @contextlib.contextmanager
+    def reading(self, name):
+        """Keep a snapshot from being removed while it is read; yields a descriptor for the program that reads it."""
+        gone = BackupError(f"{self.name} {name}: this snapshot is being removed just now")
+        try:
+            fd = os.open(self.path / name, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            raise gone from None
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                # Between the two it may have been given its other name.
+                os.stat(self.path / name)
+            except (BlockingIOError, FileNotFoundError):
+                raise gone from None
+            yield fd
+        finally:
+            os.close(fd)
+
+    def take_away(self, name, suffix, gone):
+        """Rename a snapshot or partial to what is on its way out, unless somebody reads it: BackupError(BUSY)."""
+        fd = os.open(self.path / (name + suffix), os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.rename(self.path / (name + suffix), gone)
+        except BlockingIOError:
+            raise BackupError(f"{self.name} {name}: a restore, export or list of sums reads this snapshot; it stays "
+                              "until the next prune", BUSY) from None  # fmt: skip
+        finally:
+            os.close(fd)
+        fsync_directory(self.path)
+
     def remove(self, name, suffix=""):
-        """Remove a snapshot or partial: at once as a name, then its files."""
+        """Remove a snapshot or partial: at once as a name, then its files. BackupError(BUSY) if it is being read."""
         gone = self.path / f"{name}.deleting"
         if suffix != ".deleting":
-            os.rename(self.path / (name + suffix), gone)
-            fsync_directory(self.path)
+            self.take_away(name, suffix, gone)
         # rm goes through large directories in inode order; --one-file-system: nothing mounted below is touched.
         res = subprocess.run(["rm", "-rf", "--one-file-system", "--", gone], stdin=subprocess.DEVNULL,
                              capture_output=True, text=True, errors="replace", check=False)  # fmt: skip
@@ -198,7 +232,7 @@ class Store:
         """Go on with removals that a crash cut short, and remove lists of sums that no interrupted run needs."""
         for name in self.names(".deleting"):
             self.remove(name, ".deleting")
-        for path in self.meta.glob("*.sums"):
+        for path in [*self.meta.glob("*.sums"), *self.meta.glob("*.again")]:
             if not (self.path / f"{path.stem}.partial").exists():
                 path.unlink()
 

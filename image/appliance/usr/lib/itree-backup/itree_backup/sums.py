@@ -20,6 +20,7 @@ import sqlite3
 from .errors import DAMAGED, FAILED, SPACE, BackupError
 
 FS_IOC_GETVERSION = 0x80087601
+PATIENCE = 60.0  # seconds to wait for SQLite's lock, which is held for moments
 SCHEMA = """
 create table if not exists sums (
     ino integer primary key, gen integer not null, md5 blob not null,
@@ -51,15 +52,26 @@ def digest(fd):
 
 
 class Sums:
-    """The records of a host. All methods raise BackupError if the file is damaged."""
+    """The records of a host. All methods raise BackupError if the file is damaged.
 
-    def __init__(self, path):
-        self.path = path
-        self.db = self.guard(lambda: sqlite3.connect(path, isolation_level=None))
-        self.guard(lambda: self.db.execute("pragma synchronous=full"))
-        self.guard(lambda: self.db.execute(SCHEMA))
-        self.guard(lambda: self.db.execute("begin"))
-        self.pending = 0
+    A reader holds SQLite's lock for one query at a time, so that a backup can
+    commit meanwhile; a writer that of others only while it commits.
+    """
+
+    def __init__(self, path, writer=True):
+        self.path, self.writer, self.pending = path, writer, 0
+        name = f"{path.absolute().as_uri()}?mode={'rwc' if writer else 'ro'}"
+        if not writer and not path.exists():
+            name = "file::memory:"  # nothing is known of any file
+        self.db = self.guard(lambda: sqlite3.connect(name, timeout=PATIENCE, isolation_level=None, uri=True))
+        if writer:
+            # What is changed waits in memory for the commit: written out before, it would lock readers out until then.
+            self.guard(lambda: self.db.execute("pragma cache_spill=off"))
+            self.guard(lambda: self.db.execute("pragma synchronous=full"))
+        if writer or not path.exists():
+            self.guard(lambda: self.db.execute(SCHEMA))
+        if writer:
+            self.guard(lambda: self.db.execute("begin"))
 
     def guard(self, call):
         try:
@@ -91,6 +103,15 @@ class Sums:
         if self.pending >= 20000:
             self.commit()
 
+    def mark_bad(self, ino):
+        """An inode could not be read; whether the record is of this generation of it, get() says."""
+        self.guard(lambda: self.db.execute("update sums set bad = 1 where ino = ?", (ino,)))
+
+    def bad(self):
+        """Inode numbers whose data was found wrong or could not be read."""
+        rows = self.guard(lambda: self.db.execute("select ino from sums where bad").fetchall())
+        return {ino for (ino,) in rows}
+
     def forget(self, ino):
         """Nothing is known of that inode any more."""
         self.guard(lambda: self.db.execute("delete from sums where ino = ?", (ino,)))
@@ -101,5 +122,6 @@ class Sums:
         self.pending = 0
 
     def close(self):
-        self.guard(lambda: self.db.execute("commit"))
+        if self.writer:
+            self.guard(lambda: self.db.execute("commit"))
         self.db.close()

@@ -50,16 +50,24 @@ def remote_shell(base, host):
     return " ".join(words)
 
 
-def sources(host):
-    """rsync's words for what to fetch."""
+def sources(host, listed):
+    """rsync's words for what to fetch: all, or the root that the names of a list begin at."""
     address = f"[{host.address}]" if ":" in host.address else host.address
     who = f"{host.user}@{address}" if host.user else address
     colon = ":" if host.method == "ssh" else "::"
-    return [f"{who}{colon}{path}" if n == 0 else f"{colon}{path}" for n, path in enumerate(host.paths)]
+    if listed:
+        # The names below a snapshot begin at / or at the module.
+        paths = ["/" if host.method == "ssh" else host.paths[0].split("/")[0] + "/"]
+    else:
+        paths = host.paths
+    return [f"{who}{colon}{path}" if n == 0 else f"{colon}{path}" for n, path in enumerate(paths)]
 
 
-def command(base, host, dest, link_dests, parts):
-    """The whole rsync command into dest; files like those below link_dests become links to them."""
+def command(base, host, dest, link_dests, parts, listed=None):
+    """The whole rsync command into dest; files like those below link_dests become links to them.
+
+    listed: a file of names, each ended by a 0, that alone are fetched if they are still there.
+    """
     argv = ["rsync", "-aHAX", "--numeric-ids", "--relative", "--8-bit-output", "--no-human-readable", "--stats",
             "--checksum-choice=md5", "--out-format=%i %C %l %n", f"--timeout={host.timeout}",
             f"--partial-dir={parts}",
@@ -68,6 +76,7 @@ def command(base, host, dest, link_dests, parts):
             # Labels of the client's policy mean nothing here, and setting them wants rights we do without.
             "--filter=-x trusted.*", "--filter=-x security.selinux"]  # fmt: skip
     argv += [f"--exclude={e}" for e in host.exclude] + [f"--link-dest={d}" for d in link_dests]
+    argv += ["--from0", f"--files-from={listed}", "--ignore-missing-args"] if listed else []
     if host.one_file_system:
         argv.append("--one-file-system")
     if host.bandwidth:
@@ -80,7 +89,7 @@ def command(base, host, dest, link_dests, parts):
         argv += [f"--port={host.port}"] if host.port else []
         argv.append("--contimeout=30")
         argv += [f"--password-file={host.password_file}"] if host.password_file else []
-    return [*argv, "--", *sources(host), f"{dest}/"]
+    return [*argv, "--", *sources(host, listed), f"{dest}/"]
 
 
 def explain(host, code, said):
@@ -123,8 +132,8 @@ def with_parent():
 class Spool:
     """The file in which a run notes `md5 name` of each file that came; read again if the run did not end."""
 
-    def __init__(self, path):
-        self.handle = open(path, "wb")  # noqa: SIM115
+    def __init__(self, path, mode):
+        self.handle = open(path, mode)  # noqa: SIM115
         self.synced = time.monotonic()
 
     def add(self, md5, name):
@@ -185,14 +194,15 @@ def lines_of(proc, on_error):
                         yield line
 
 
-def transfer(base, host, dest, link_dests, store, name, lock_fd):
+def transfer(base, host, dest, link_dests, store, name, lock_fd, listed=None):
     """Fetch a host into dest, noting sums in the store. Returns an Outcome; raises BackupError.
 
-    dest must be empty: rsync changes owner and mode of a file it finds there in
-    place, and that file may be a link to one of a good snapshot.
+    dest must be empty, or have none of the files listed: rsync changes owner
+    and mode of a file it finds there in place, and that file may be a link to
+    one of a good snapshot. listed: as in command(); more of the same run.
     """
     outcome, said = Outcome(), []
-    argv = command(base, host, dest, link_dests, store.meta / "parts")
+    argv = command(base, host, dest, link_dests, store.meta / "parts", listed)
 
     def on_error(line):
         said.append(line)
@@ -200,7 +210,7 @@ def transfer(base, host, dest, link_dests, store, name, lock_fd):
         print(f"{host.name}: {line}", file=sys.stderr, flush=True)
 
     environ = {**os.environ, "LC_ALL": "C", "RSYNC_PROTECT_ARGS": "0", "RSYNC_OLD_ARGS": "0"}
-    spool, progress = Spool(store.sums_of(name)), Progress(host.name)
+    spool, progress = Spool(store.sums_of(name), "ab" if listed else "wb"), Progress(host.name)
     proc = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ,
                             pass_fds=(lock_fd,), preexec_fn=with_parent)  # noqa: PLW1509  # fmt: skip
     try:

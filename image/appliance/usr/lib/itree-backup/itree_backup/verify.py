@@ -85,16 +85,53 @@ def identity(tree, path):
         os.close(fd)
 
 
-def new_files(root, spool, sums, bases, what, on_wrong=None):
+def damaged(tree, path, sums, bad):
+    """Whether a path of a tree is a file that was found damaged. bad: sums.bad()."""
+    try:
+        if tree.lstat(path).st_ino not in bad:
+            return False
+    except OSError:
+        return False
+    key = identity(tree, path)
+    # What cannot even be opened is no better than what is wrong.
+    known = sums.get(*key) if key else (None, 0, 1)
+    return bool(known and known[2])
+
+
+def drop_damaged(root, spool, sums, bases):
+    """Remove from a run what it has from `bases` of files that were found damaged since; returns their paths.
+
+    rsync links by size and time, or copies if owner or mode differ, and reads neither.
+    """
+    bad, dropped = sums.bad(), set()
+    if not bad:
+        return dropped
+    tree, olds = Tree(root), [Tree(b) for b in bases]
+    try:
+        for path, entry in tree.walk():
+            if entry.is_file(follow_symlinks=False) and entry.inode() in bad and damaged(tree, path, sums, bad):
+                dropped.add(path)
+        dropped.update(path for md5, path in read_spool(spool)
+                       if md5 is None and any(damaged(old, path, sums, bad) for old in olds))  # fmt: skip
+        for path in dropped:
+            tree.unlink(path)
+    finally:
+        for one in (tree, *olds):
+            one.close()
+    return dropped
+
+
+def new_files(root, spool, sums, bases, what, on_wrong=None, again=frozenset()):
     """Compare what a run fetched, as its spool lists it, with what is on disk; note what is right.
 
     A file without a sum was copied here by rsync from one of `bases` because
-    only its owner or mode differed: it must be what that one is. Returns Found.
+    only its owner or mode differed: it must be what that one is. again: files
+    that were fetched once more, in place of such copies. Returns Found.
     """
     found, tree, progress = Found(on_wrong=on_wrong), Tree(root), Progress(what)
     olds = [Tree(b) for b in bases]
     try:
-        entries = ((path, md5) for md5, path in read_spool(spool))
+        entries = ((path, md5) for md5, path in read_spool(spool) if md5 or path not in again)
         for window in windows(entries, tree):
             for _, path, want in window:
                 try:
@@ -126,7 +163,7 @@ def new_files(root, spool, sums, bases, what, on_wrong=None):
 
 
 def settle(root, spool, sums, bases, what):
-    """Make an interrupted run fit to be linked to: what is not known to be right is removed from it.
+    """Make an interrupted run fit to be linked to: what is not known to be right, or to be wrong, is removed from it.
 
     Files that it shares with good snapshots are known by their inodes. Returns
     (files kept because they are right, files removed).
@@ -146,7 +183,8 @@ def settle(root, spool, sums, bases, what):
         for path, entry in tree.walk():
             if entry.is_file(follow_symlinks=False):
                 key = identity(tree, path)
-                if key is None or sums.get(*key) is None:
+                known = sums.get(*key) if key else None
+                if known is None or known[2]:
                     tree.unlink(path)
                     removed += 1
     finally:
@@ -173,7 +211,7 @@ def snapshot(root, sums, since, adopt, what):
     try:
         regular = ((path,) for path, entry in tree.walk() if entry.is_file(follow_symlinks=False))
         for window in windows(regular, tree):
-            for _, path in window:
+            for ino, path in window:
                 key = identity(tree, path)
                 known = sums.get(*key) if key else None
                 if known and known[1] >= since:
@@ -186,6 +224,7 @@ def snapshot(root, sums, since, adopt, what):
                     got = read_one(tree, path)
                 except OSError as err:
                     found.note_wrong(path, err.strerror)
+                    sums.mark_bad(ino)
                     continue
                 if got is None or (known is None and not adopt):
                     found.unknown += 1
