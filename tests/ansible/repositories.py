@@ -9,7 +9,8 @@ import pkg
 from conftest import run
 
 NAME = "itree-probe"
-FILE = "usr/share/itree-probe/file"
+SHARE = "usr/share/itree-probe"
+FILE = f"{SHARE}/file"
 SPEC = f"""
 Name: {NAME}
 Version: 1
@@ -38,18 +39,24 @@ def sign_apt(repo, top):
     return top / "key.asc"
 
 
-def apt(top, version="1"):
-    """An APT repository as packaging/deb/build lays them out, of one package; (its directory, its key)."""
+def apt(top, version="1", recommended=""):
+    """An APT repository as packaging/deb/build lays them out; (its directory, its key).
+
+    Of one package, and another that it recommends, if that has a name.
+    """
     repo, tree = top / "apt", top / "tree"
     repo.mkdir(parents=True)
     (tree / "DEBIAN").mkdir(parents=True)
     (tree / FILE).parent.mkdir(parents=True)
     (tree / FILE).write_text("there\n")
-    (tree / "DEBIAN" / "control").write_text(
-        f"Package: {NAME}\nVersion: {version}\nArchitecture: all\nMaintainer: Nobody <nobody@itree.invalid>\n"
-        "Description: nothing\n"
-    )
-    run("dpkg-deb", "--root-owner-group", "--build", tree, repo / f"{NAME}_{version}_all.deb")
+    packages = {NAME: f"Recommends: {recommended}\n", recommended: ""} if recommended else {NAME: ""}
+    for name, relation in packages.items():
+        (tree / "DEBIAN" / "control").write_text(
+            f"Package: {name}\nVersion: {version}\nArchitecture: all\nMaintainer: Nobody <nobody@itree.invalid>\n"
+            f"{relation}Description: nothing\n"
+        )
+        run("dpkg-deb", "--root-owner-group", "--build", tree, repo / f"{name}_{version}_all.deb")
+        shutil.rmtree(tree / "usr", ignore_errors=True)
     return repo, sign_apt(repo, top)
 
 
@@ -109,6 +116,24 @@ def dnf_distribution(top, ours):
     (top / "stock.spec").write_text(spec)
     run("rpmbuild", "-bb", "--nodeps", "--define", f"_topdir {top}/rpm", "--define", "__os_install_post %{nil}",
         "--define", "_build_id_links none", "--define", "debug_package %{nil}", top / "stock.spec")  # fmt: skip
+    for path in (top / "rpm" / "RPMS").rglob("*.rpm"):
+        shutil.copy(path, repo)
+    run("createrepo_c", "--quiet", repo)
+    return repo
+
+
+def dnf_relations(top, packages):
+    """A dnf repository of packages {name: lines of a spec}, without content but for a file of that name each."""
+    repo = top / "dnf"
+    repo.mkdir(parents=True)
+    spec = "Name: relations\nVersion: 1\nRelease: 1\nSummary: Nothing\nLicense: none\nBuildArch: noarch\n"
+    spec += "%description\nNothing.\n"
+    for name, lines in packages.items():
+        spec += f"%package -n {name}\nSummary: Nothing\nAutoReqProv: no\n" + "".join(f"{t}\n" for t in lines)
+        spec += f"%description -n {name}\nNothing.\n%files -n {name}\n/{SHARE}/{name}\n"
+    spec += f"%install\nmkdir -p %{{buildroot}}/{SHARE}\ncd %{{buildroot}}/{SHARE}\ntouch {' '.join(packages)}\n"
+    (top / "relations.spec").write_text(spec)
+    run("rpmbuild", "-bb", "--nodeps", "--define", f"_topdir {top}/rpm", top / "relations.spec")
     for path in (top / "rpm" / "RPMS").rglob("*.rpm"):
         shutil.copy(path, repo)
     run("createrepo_c", "--quiet", repo)

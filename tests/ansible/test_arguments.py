@@ -25,6 +25,7 @@ BAD = (
     ("packages", {"itree_packages_apt": []}, "must not be empty"),
     ("kernel", {"itree_kernel_required": "perhaps"}, "itree_kernel_required"),
     ("kernel", {"itree_kernel_reboot": "perhaps"}, "itree_kernel_reboot"),
+    ("kernel", {"itree_kernel_signed": "perhaps"}, "itree_kernel_signed"),
     ("kernel", {"itree_kernel_apt": []}, "must not be empty"),
     ("kernel", {"itree_kernel_loader": "lilo"}, "value of itree_kernel_loader must be one of"),
     ("kernel", {"itree_kernel_guard": 600, "itree_kernel_timeout": 600}, "longer than itree_kernel_guard"),

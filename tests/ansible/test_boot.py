@@ -266,6 +266,42 @@ def test_systemd_boot(tmp_path):
     assert found.default_is("6.1.0", 0) and found.forget(False)
 
 
+@pytest.mark.parametrize(
+    ("variables", "wanted"),
+    (
+        (None, "disabled"),  # a BIOS
+        ({}, "unknown"),  # efivarfs is not mounted
+        ({"BootOrder-8be4df61-93ca-11d2-aa0d-00e098032b8c": b"\x07\0\0\0\1\0"}, "disabled"),
+        ({boot.SECURE_BOOT: b"\x06\0\0\0\0"}, "disabled"),
+        ({boot.SECURE_BOOT: b"\x06\0\0\0\1"}, "enabled"),
+        ({boot.SECURE_BOOT: b"\x06\0\0\0"}, "unknown"),
+        ({boot.SECURE_BOOT: b""}, "unknown"),
+        # The name as it is in the UEFI specification, whatever the code says.
+        ({"SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c": b"\x06\0\0\0\1"}, "enabled"),
+        # Others of the same beginning, such as what shim remembers, are not it.
+        ({"SecureBoot-605dab50-e046-4300-abb6-3dd810dd8b23": b"\x06\0\0\0\1"}, "disabled"),
+    ),
+)
+def test_secure_boot(tmp_path, variables, wanted):
+    """Files as efivarfs has them: four bytes of attributes, then one."""
+    top = tmp_path / "sys/firmware/efi/efivars"
+    if variables is not None:
+        top.mkdir(parents=True)
+        for name, data in variables.items():
+            (top / name).write_bytes(data)
+    for kind in boot.LOADERS.values():
+        assert kind(lambda argv: (1, "", "not to be run"), str(tmp_path)).secure_boot() == wanted
+
+
+def test_secure_boot_that_cannot_be_read(tmp_path):
+    """Firmware that answers with an error, by what is no file."""
+    (tmp_path / "sys/firmware/efi/efivars" / boot.SECURE_BOOT).mkdir(parents=True)
+    assert boot.Grub(None, str(tmp_path)).secure_boot() == "unknown"
+    # EFI without the directory that variables are mounted at.
+    (tmp_path / "other/sys/firmware/efi").mkdir(parents=True)
+    assert boot.Grub(None, str(tmp_path / "other")).secure_boot() == "unknown"
+
+
 def test_versions():
     releases = ["6.9.1", "6.12.117-itree", "6.12.9", "6.12.117-itree", "5.14.0-503.el9"]
     assert boot.newest_first(releases) == ["6.12.117-itree", "6.12.9", "6.9.1", "5.14.0-503.el9"]

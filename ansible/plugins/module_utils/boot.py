@@ -13,7 +13,9 @@ import re
 
 # GRUB cannot write to these, so an entry chosen for one boot would be chosen for good.
 NOT_WRITTEN = {"btrfs", "zfs", "iso9660", "squash4", "lvm", "diskfilter", "mdraid1x", "mdraid09", "cryptodisk", "luks"}
+EFI_VARIABLES = "sys/firmware/efi/efivars"
 EFI_VARIABLE = "{0}-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
+SECURE_BOOT = "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 
 
 class BootError(Exception):
@@ -112,6 +114,30 @@ class Loader:
             return ""
         except OSError as err:
             raise BootError(f"{self.path(name)}: {err.strerror}") from err
+
+    def efi_variable(self, name):
+        """What an EFI variable holds, after its four bytes of attributes; None if there is none of that name."""
+        path = self.path(f"{EFI_VARIABLES}/{name}")
+        try:
+            with open(path, "rb") as handle:
+                return handle.read()[4:]
+        except FileNotFoundError:
+            return None
+        except OSError as err:
+            raise BootError(f"{path}: {err.strerror}") from err
+
+    def secure_boot(self):
+        """Whether the firmware starts only what is signed: enabled, disabled, or unknown."""
+        try:
+            found = self.efi_variable(SECURE_BOOT)
+            if found is not None:
+                return {b"\0": "disabled", b"\1": "enabled"}.get(found, "unknown")
+            # A BIOS has no Secure Boot, nor has firmware that keeps variables and not this one. No variables at all:
+            # efivarfs is not mounted, or the kernel was told to leave the firmware alone.
+            bios = not os.path.exists(self.path("sys/firmware/efi"))
+            return "disabled" if bios or os.listdir(self.path(EFI_VARIABLES)) else "unknown"
+        except (BootError, OSError):
+            return "unknown"
 
     def kernels(self):
         return newest_first(self.ids())
@@ -311,12 +337,8 @@ class SystemdBoot(Loader):
         return next((e["kernel"] for e in self.entries() if e.get("isDefault")), "")
 
     def variable(self, name):
-        """An EFI variable of the loader, which is UTF-16 after four bytes of attributes."""
-        try:
-            with open(self.path("sys/firmware/efi/efivars/" + EFI_VARIABLE.format(name)), "rb") as handle:
-                return handle.read()[4:].decode("utf-16-le").rstrip("\0")
-        except FileNotFoundError:
-            return ""
+        """An EFI variable of the loader, which is UTF-16."""
+        return (self.efi_variable(EFI_VARIABLE.format(name)) or b"").decode("utf-16-le").rstrip("\0")
 
     def once(self):
         return self.kernel_of(self.variable("LoaderEntryOneShot"))

@@ -94,6 +94,13 @@ why_not:
   description: Why it cannot, or empty.
   returned: success
   type: str
+secure_boot:
+  description:
+    - Whether the firmware starts only what is signed, V(enabled) or V(disabled).
+    - V(unknown) on a host with EFI whose variables cannot be read.
+  returned: success
+  type: str
+  sample: disabled
 """
 
 from ansible.module_utils.basic import AnsibleModule
@@ -170,7 +177,8 @@ def main():
             why_not = str(err)
     except boot.BootError as err:
         module.fail_json(msg=str(err))
-    answer = {"loader": found.name, "kernels": kernels, "can_boot_once": not why_not, "why_not": why_not, **after}
+    answer = {"loader": found.name, "kernels": kernels, "can_boot_once": not why_not, "why_not": why_not,
+              "secure_boot": found.secure_boot(), **after}  # fmt: skip
     if module._diff:
         texts = [f"default: {s['default'] or 'not known'}\nonce: {s['once'] or 'none'}\n" for s in (before, after)]
         answer["diff"] = dict(zip(("before", "after"), texts))
