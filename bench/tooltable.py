@@ -15,8 +15,9 @@ INTRO = """<!-- SPDX-License-Identifier: GPL-2.0-only -->
 
 What each asks of the disk, cold: read requests, seeks among them, and the seconds they take on the disk of 10,000
 revolutions a minute that [design.md](design.md) describes (`rm`: all requests, with what is written). `wall` is of
-the machine that measured, with its disk in memory, and for itree of a kernel that is a program there: compare it within a
-volume, if at all. {counts} How volumes are made, what limits memory, and what was measured again since: [bench/](../bench/README.md).
+the machine that measured, with its disk in memory, and for itree of a kernel that is a program there: compare it
+within a volume, if at all. {counts}
+How volumes are made, what limits memory, and what was measured again since: [bench/](../bench/README.md).
 `to unpatched` is the ratio of the seconds; of several runs the one in the middle stands here."""
 
 
