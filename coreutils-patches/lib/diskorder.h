@@ -70,7 +70,8 @@ void dorder_close(struct dorder *dir);
 
 /*
  * The next entry: 1, 0 at the end, -1 and errno if the directory could not be
- * read; names read before that are given first.
+ * read; names read before that are given first.  A directory that was removed
+ * meanwhile is at its end, as for readdir().
  */
 int dorder_next(struct dorder *dir, struct dorder_entry *entry);
 
@@ -165,7 +166,9 @@ void dorder_pages_free(void *memory, size_t size);
  * Read the names of the directory open at fd, if it is a large one, so that its
  * blocks are in memory when they are looked up in another order.  With a tree
  * they are read ahead in one sweep.  One that half the memory there is does not
- * hold is left alone.  Leaves fd's position and errno alone.
+ * hold is left alone.  Leaves fd's position and errno alone, and the directory's
+ * time of access where fd's user owns it or is root.  Others could not set it
+ * back either: for them it is as after any read, which relatime may pass over.
  */
 void dorder_read_names(int fd);
 

@@ -48,7 +48,7 @@ struct record {
 struct range {
 	int64_t start, end;
 	uint64_t first; /* inode of the entry at start */
-	uint64_t sum; /* over all positions and inodes */
+	uint64_t sum; /* over all positions and inodes; 0: none will do */
 };
 
 struct dorder {
@@ -76,9 +76,20 @@ struct dorder {
 	_Alignas(8) char io[IO_SIZE];
 };
 
+/*
+ * Of a directory that was removed meanwhile the kernel says ENOENT, where a
+ * directory without names ends.
+ */
 static ssize_t sys_getdents(void *ctx, void *buf, size_t size)
 {
-	return syscall(SYS_getdents64, ((struct dorder *)ctx)->fd, buf, size);
+	int saved = errno;
+	ssize_t got;
+
+	got = syscall(SYS_getdents64, ((struct dorder *)ctx)->fd, buf, size);
+	if (got >= 0 || errno != ENOENT)
+		return got;
+	errno = saved;
+	return 0;
 }
 
 static int sys_seek(void *ctx, int64_t position)
@@ -276,23 +287,23 @@ static uint64_t mix(uint64_t a, uint64_t b)
  * Gather a window from here and sort it: up to where it ended before if it is
  * known, else while there is memory.  False if not one entry could be kept.
  */
-static bool gather(struct dorder *dir, const struct range *known)
+static bool gather(struct dorder *dir, struct range *known)
 {
-	const int64_t *end = known ? &known->end : NULL;
 	struct dorder_key *keys, first;
+	bool whole = false;
 	uint32_t n;
 	int got;
 
 	empty(dir);
-	dir->now.start = known ? known->start : dir->start;
-	for (;;) {
+	/* Of a known one it may be the rest: then a seek reads all of it. */
+	dir->now.start = dir->start;
+	do {
 		got = fill(dir);
 		if (got < 0)
 			dir->error = errno;
-		if (got <= 0 || (end && dir->start >= *end) || !keep(dir))
-			break;
-	}
-	dir->now.end = end ? *end : dir->start;
+		whole = !got || (known && dir->start >= known->end);
+	} while (got > 0 && !whole && keep(dir));
+	dir->now.end = known && whole ? known->end : dir->start;
 	if (!dir->count)
 		return false;
 	keys = keys_of(dir);
@@ -305,6 +316,13 @@ static bool gather(struct dorder *dir, const struct range *known)
 	dir->now.sum = dir->count;
 	for (n = 0; n < dir->count; n++)
 		dir->now.sum += mix(keys[n].key, start_of(dir, n));
+	/*
+	 * It has other names now, or only a part of them (they no longer fit,
+	 * or an error): a position told from here on says nothing about the
+	 * names that were there before, or will be once all of it is read.
+	 */
+	if (known && dir->now.sum != known->sum)
+		known->sum = 0;
 	n = dir->count - 1;
 	/* Unless that first one is gone; its successor was sorted then. */
 	if (known && known->first != first.key)
@@ -373,14 +391,15 @@ static bool start_window(struct dorder *dir)
 	struct range *known;
 	size_t slot;
 
-	if (!dir->sorting)
-		return false;
 	if (dir->start < dir->settled) {
-		/* Read again after a seek: with the bounds it had. */
+		/*
+		 * Read again after a seek: with the bounds it had, and sorted
+		 * even if order was given up behind it, as its positions are.
+		 */
 		known = range_of(dir, dir->start);
 		return known && gather(dir, known);
 	}
-	if (dots(rec->name) || rec->ino >= dir->last)
+	if (!dir->sorting || dots(rec->name) || rec->ino >= dir->last)
 		return false;
 	empty(dir);
 	if (!room(dir, IO_SIZE) || !note_range(dir)) {
@@ -454,6 +473,7 @@ static bool ahead_by_itself(int fd, const struct stat *st)
 
 void dorder_read_names(int fd)
 {
+	const int flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
 	int saved = errno, dir;
 	struct stat st;
 	char *io;
@@ -461,7 +481,10 @@ void dorder_read_names(int fd)
 
 	if (!fstat(fd, &st) && st.st_size >= SMALL &&
 	    (uintmax_t)st.st_size <= dorder_room() / 2) {
-		dir = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		dir = openat(fd, ".", flags | O_NOATIME);
+		/* Somebody else's directory: as any reader of it. */
+		if (dir < 0 && errno == EPERM)
+			dir = openat(fd, ".", flags);
 		io = dir < 0 ? NULL : dorder_pages(IO_SIZE);
 		all = io && !ahead_by_itself(dir, &st);
 		while (io && syscall(SYS_getdents64, dir, io, IO_SIZE) > 0 &&

@@ -27,7 +27,7 @@
 
 #define PUBLIC __attribute__((visibility("default")))
 #define BUCKETS 256
-/* Sorting may take this much in all streams together. */
+/* Sorting may take this much in all streams together, or what one may. */
 #define STREAMS_MEMORY ((size_t)128 << 20)
 /* A directory of more bytes has more than 10,000 names, unless they are long. */
 #define FTS_SIZE (1 << 20)
@@ -144,8 +144,8 @@ static bool sorts_itself(int fd)
 /* Put a reader beside a stream that was just opened.  Keeps errno. */
 static DIR *adopt(DIR *dir)
 {
+	size_t memory, budget;
 	int saved = errno;
-	size_t memory;
 	struct stream *s;
 
 	if (!dir || !dorder_pays(dirfd(dir)) || sorts_itself(dirfd(dir)))
@@ -154,9 +154,12 @@ static DIR *adopt(DIR *dir)
 	if (!s)
 		goto out;
 	memory = dorder_memory();
+	budget = memory > STREAMS_MEMORY ? memory : STREAMS_MEMORY;
 	pthread_mutex_lock(&table_lock);
-	if (memory > STREAMS_MEMORY - memory_used)
-		memory = 0;
+	/* The program may have set another DISKORDER_MEMORY since. */
+	budget -= budget > memory_used ? memory_used : budget;
+	if (memory > budget)
+		memory = budget;
 	memory_used += memory;
 	pthread_mutex_unlock(&table_lock);
 	s->memory = memory;

@@ -152,6 +152,38 @@ static void test_scandir(void)
 	   "scandir of what is not there");
 }
 
+/* The names that were read before a directory was removed, and no error. */
+static bool removed(int read)
+{
+	char top[4096], name[5000];
+	bool good = true;
+	struct sum s;
+	DIR *dir;
+	int fd, n;
+
+	snprintf(top, sizeof(top), "%s-XXXXXX", path);
+	if (!mkdtemp(top))
+		return false;
+	for (n = 0; n < 100; n++) {
+		snprintf(name, sizeof(name), "%s/%d", top, n);
+		fd = open(name, O_WRONLY | O_CREAT, 0600);
+		good &= fd >= 0 && !close(fd);
+	}
+	dir = opendir(top);
+	for (n = 0; dir && n < read; n++)
+		good &= readdir(dir) != NULL;
+	for (n = 0; n < 100; n++) {
+		snprintf(name, sizeof(name), "%s/%d", top, n);
+		good &= !unlink(name);
+	}
+	good &= !rmdir(top) && dir;
+	if (!dir)
+		return false;
+	s = rest(dir);
+	good &= read ? s.names >= 100 - read : s.names == 0;
+	return !closedir(dir) && good;
+}
+
 int main(int argc, char **argv)
 {
 	pthread_t threads[4];
@@ -212,6 +244,8 @@ int main(int argc, char **argv)
 	ok(all.names == files && all.hash == whole.hash,
 	   "one stream read by four threads with readdir_r");
 	test_scandir();
+	ok(removed(0), "a directory that was removed ends");
+	ok(removed(1), "and names read before come");
 	printf("1..%d\n", tests);
 	return bad != 0;
 }

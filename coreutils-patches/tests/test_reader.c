@@ -2,7 +2,7 @@
 /*
  * The reader against directories made up here: same names whatever fails,
  * sorted within windows, memory within its bound, positions that hold.
- * Prints TAP.  usage: test_reader [SEED]
+ * Prints TAP.  usage: test_reader [SEED [DIRECTORY]]
  */
 #include "../lib/diskorder.h"
 #include "chance.h"
@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #define FIXED (256U << 10) /* the reader itself and the list of its windows */
@@ -359,6 +360,200 @@ static void test_seek(bool changing)
 			  : "tell and seek: each name once");
 }
 
+/* Names come and go; every other one is there all the time. */
+static void change(struct fake *f, bool back)
+{
+	size_t n, at;
+
+	for (n = 0; n < f->count; n++) {
+		at = back ? n : rnd() % f->count;
+		if (at % 2)
+			f->files[at].gone = back ? at % 4 == 1 : rnd() % 2 == 0;
+	}
+}
+
+struct mark {
+	int64_t place;
+	unsigned char *given;
+};
+
+/* Read so many names; false if one that was there all the time is missing. */
+static bool read_some(struct fake *f, struct dorder *dir, size_t most,
+		      unsigned char *given)
+{
+	struct dorder_entry e;
+	size_t n;
+	int got;
+
+	while (most-- && (got = dorder_next(dir, &e)) != 0)
+		if (got > 0)
+			given[number(f, e.name)] = 1;
+	if (most + 1)
+		for (n = 0; n < f->count; n += 2)
+			if (!given[n])
+				return false;
+	return true;
+}
+
+static void set_mark(const struct fake *f, const struct dorder *dir,
+		     struct mark *mark, const unsigned char *given)
+{
+	mark->place = dorder_tell(dir);
+	memcpy(mark->given, given, f->count);
+}
+
+/*
+ * Places that are told and sought in any order, while names come and go, memory
+ * runs out and is there again, and reads fail: what was given before a place
+ * was told and after it was sought is all there is.
+ */
+static void test_marks(void)
+{
+	struct mark marks[6];
+	bool good = true;
+	size_t m;
+	int round, step;
+
+	for (round = 0; round < 300; round++) {
+		size_t count = 1000 + rnd() % 5000;
+		unsigned char *given = calloc(count, 1);
+		struct dorder *dir;
+		struct fake f;
+
+		make(&f, count, rnd() % 3);
+		change(&f, true);
+		dir = dorder_open_ops(&ops, &f, 65536 << rnd() % 4);
+		for (m = 0; m < 6; m++) {
+			marks[m].given = calloc(count, 1);
+			marks[m].place = 0;
+		}
+		for (step = 0; good && step < 60; step++) {
+			m = rnd() % 6;
+			switch (rnd() % 8) {
+			case 0:
+				change(&f, rnd() % 2);
+				break;
+			case 1:
+				f.fail_alloc = rnd() % 2 ? f.allocs + 1 : 0;
+				break;
+			case 2:
+				f.fail_read = f.calls + 1 + rnd() % 8;
+				break;
+			case 3:
+			case 4:
+				good &= !dorder_seek(dir, marks[m].place);
+				memcpy(given, marks[m].given, count);
+				break;
+			case 5:
+				set_mark(&f, dir, marks + m, given);
+				break;
+			default:
+				good &= read_some(&f, dir, rnd() % 2000, given);
+			}
+		}
+		for (m = 0; m < 6; m++) {
+			good &= !dorder_seek(dir, marks[m].place);
+			good &= read_some(&f, dir, SIZE_MAX, marks[m].given);
+			free(marks[m].given);
+		}
+		dorder_close(dir);
+		free(given);
+		free(f.files);
+	}
+	ok(good, "marks in a directory that changes, with faults: none missed");
+}
+
+/*
+ * A window that no longer holds all the names in its range, read once more:
+ * from every place in it, and where it ends now, on to the last name.
+ */
+static void test_grown(void)
+{
+	size_t count = 1500, given = 0, n, at;
+	struct dorder_entry e;
+	int64_t places[1500];
+	size_t names[1500];
+	struct dorder *dir;
+	bool good = true;
+	struct seen s;
+	struct fake f;
+
+	make(&f, count, RANDOM);
+	change(&f, true);
+	/* The least there is: it cannot grow. */
+	dir = dorder_open_ops(&ops, &f, 65536);
+	s = read_all(&f, dir);
+	free(s.times);
+	for (n = 0; n < count; n++)
+		f.files[n].gone = false;
+	good &= !dorder_seek(dir, 0);
+	for (; given < count; given++) {
+		places[given] = dorder_tell(dir);
+		if (dorder_next(dir, &e) != 1)
+			break;
+		names[given] = number(&f, e.name);
+	}
+	good &= given == count && dorder_next(dir, &e) == 0;
+	for (n = 0; n < given; n++) {
+		good &= !dorder_seek(dir, places[n]);
+		s = read_all(&f, dir);
+		for (at = 0; at < n; at++)
+			s.times[names[at]] = 1;
+		good &= each(&f, &s, 1, 9);
+		free(s.times);
+	}
+	dorder_close(dir);
+	free(f.files);
+	ok(good, "a window that has grown out of its memory: none missed");
+}
+
+/*
+ * No memory to remember more windows, so that order is given up behind them:
+ * places in those that are known hold all the same.
+ */
+static void test_given_up(void)
+{
+	struct dorder_entry e;
+	struct dorder *dir;
+	struct seen s;
+	struct fake f;
+	size_t n, windows;
+	bool good = true;
+	int64_t place;
+	int round;
+
+	make(&f, 30000, RANDOM);
+	/* The reader, its window, 16 ranges; not 32. */
+	f.fail_alloc = 4;
+	dir = dorder_open_ops(&ops, &f, 65536);
+	s = read_all(&f, dir);
+	windows = dorder_windows(dir);
+	good &= windows == 16 && each(&f, &s, 1, 1) && s.drops > 2 * windows;
+	free(s.times);
+	for (round = 0; round < 20; round++) {
+		struct seen before = { calloc(f.count, 1), 0, 0 };
+		size_t stop = rnd() % f.count;
+
+		good &= !dorder_seek(dir, 0);
+		for (n = 0; n < stop; n++) {
+			good &= dorder_next(dir, &e) == 1;
+			before.times[number(&f, e.name)]++;
+		}
+		place = dorder_tell(dir);
+		dorder_next(dir, &e);
+		good &= !dorder_seek(dir, place);
+		s = read_all(&f, dir);
+		for (n = 0; n < f.count; n++)
+			s.times[n] += before.times[n];
+		good &= each(&f, &s, 1, 1);
+		free(before.times);
+		free(s.times);
+	}
+	dorder_close(dir);
+	free(f.files);
+	ok(good, "order given up: tell and seek, each name once");
+}
+
 static void test_sort(void)
 {
 	struct dorder_key keys[300];
@@ -387,46 +582,148 @@ static void test_sort(void)
 	ok(good, "sorting is stable and keeps all keys");
 }
 
-/* Where a directory is large enough to be read, nobody notices. */
-static void test_read_names(void)
+/* A new directory of so many files below where; gives its path. */
+static char *make_files(const char *where, int count)
 {
-	char top[] = "/tmp/dorder-names-XXXXXX", name[300], command[100];
-	struct stat st;
-	int fd, n, seen = 0;
-	DIR *dir;
+	char *top = NULL, name[5000];
+	int fd, n;
 
-	if (!mkdtemp(top))
+	if (asprintf(&top, "%s/dorder-XXXXXX", where) < 0 || !mkdtemp(top) ||
+	    chmod(top, 0755))
 		abort();
-	for (n = 0; n < 1000; n++) {
+	for (n = 0; n < count; n++) {
 		snprintf(name, sizeof(name), "%s/%0200d", top, n);
 		fd = open(name, O_WRONLY | O_CREAT, 0600);
 		if (fd < 0 || close(fd))
 			abort();
 	}
-	dir = opendir(top);
-	if (!dir || fstat(dirfd(dir), &st))
+	return top;
+}
+
+static void remove_files(char *top, int count)
+{
+	char name[5000];
+	int n;
+
+	for (n = 0; n < count; n++) {
+		snprintf(name, sizeof(name), "%s/%0200d", top, n);
+		if (unlink(name))
+			abort();
+	}
+	if (rmdir(top))
 		abort();
+	free(top);
+}
+
+/* Its times are of long ago, but for that of its change, which is now. */
+static void age(int fd)
+{
+	struct timespec times[2] = { { .tv_sec = 500 }, { .tv_sec = 600 } };
+
+	if (futimens(fd, times))
+		abort();
+}
+
+static bool accessed(int fd)
+{
+	struct stat st;
+
+	if (fstat(fd, &st))
+		abort();
+	return st.st_atime != 500;
+}
+
+/* A directory of somebody else: read as by any program. */
+static void test_read_names_of_others(int fd)
+{
+	if (geteuid()) {
+		printf("# SKIP: only root can be somebody else\n");
+		return;
+	}
+	age(fd);
+	if (seteuid(65534))
+		abort();
+	errno = 7;
+	dorder_read_names(fd);
+	if (errno != 7 || seteuid(0))
+		abort();
+	ok(accessed(fd), "names of another user's directory are read, too");
+}
+
+/* Where a directory is large enough to be read, nobody notices. */
+static void test_read_names(const char *where)
+{
+	char *top = make_files(where, 1000);
+	struct statvfs fs;
+	struct stat st;
+	int n, seen = 0;
+	bool shows;
+	DIR *dir;
+
+	dir = opendir(top);
+	if (!dir || fstatvfs(dirfd(dir), &fs) || fstat(dirfd(dir), &st))
+		abort();
+	/* On tmpfs it is too small, elsewhere no time of access is kept. */
+	shows = st.st_size >= 65536 &&
+		!(fs.f_flag & (ST_NOATIME | ST_NODIRATIME));
 	for (n = 0; n < 7; n++)
 		readdir(dir);
+	age(dirfd(dir));
 	errno = 7;
 	dorder_read_names(dirfd(dir));
 	dorder_read_names(-1);
 	ok(errno == 7, "reading names leaves errno alone");
+	ok(!accessed(dirfd(dir)), "and the time of access");
+	if (shows)
+		test_read_names_of_others(dirfd(dir));
 	while (readdir(dir))
 		seen++;
 	ok(seen == 1002 - 7, "and the position of the directory");
 	closedir(dir);
-	snprintf(command, sizeof(command), "rm -r %s", top);
-	if (system(command))
-		abort();
+	remove_files(top, 1000);
+}
+
+/* The names that were read before a directory was removed, and no error. */
+static void test_removed(const char *where)
+{
+	int files, read, fd, n, got = 1;
+	struct dorder_entry e;
+	struct dorder *dir;
+	bool good = true;
+	char *top;
+
+	for (files = 0; files <= 300; files += 300)
+		for (read = 0; read <= 2; read++) {
+			top = make_files(where, files);
+			fd = open(top, O_RDONLY | O_DIRECTORY);
+			dir = fd < 0 ? NULL : dorder_open(fd, DORDER_MEMORY);
+			if (!dir)
+				abort();
+			for (n = 0; n < read; n++)
+				good &= dorder_next(dir, &e) == 1;
+			remove_files(top, files);
+			errno = 7;
+			while ((got = dorder_next(dir, &e)) > 0)
+				n++;
+			good &= !got && errno == 7 && n >= read;
+			/* More names than the one whose successor came. */
+			good &= read != 1 || n > 1;
+			good &= !dorder_rewind(dir) && !dorder_next(dir, &e);
+			dorder_close(dir);
+			close(fd);
+		}
+	ok(good, "a directory that was removed ends");
 }
 
 int main(int argc, char **argv)
 {
+	const char *where = argc > 2 ? argv[2] : "/tmp";
+
 	seed = argc > 1 ? strtoull(argv[1], NULL, 0) : 20261121;
 	seed = seed ? seed : 1;
 	printf("# seed %llu\n", (unsigned long long)seed);
-	test_read_names();
+	test_read_names(where);
+	test_removed(where);
 	test_sort();
 	test_order();
 	test_one_window();
@@ -434,6 +731,9 @@ int main(int argc, char **argv)
 	test_garbage();
 	test_seek(false);
 	test_seek(true);
+	test_given_up();
+	test_grown();
+	test_marks();
 	printf("1..%d\n", tests);
 	return bad != 0;
 }

@@ -67,6 +67,18 @@ def test_python_sees_inode_order(many):
     assert sum(b < a for a, b in zip(numbers, numbers[1:], strict=False)) <= 2
 
 
+@pytest.mark.parametrize(
+    ("memory", "held", "ordered"),
+    [(128, 0, True), (129, 0, True), (2048, 0, True), (100, 1, True), (128, 1, False), (32, 4, False)],
+)
+def test_memory_of_all_streams(many, memory, held, ordered):
+    """All that are open share 128 MiB, or what one may take; the last of them gets what is left."""
+    code = f"import os, sys; held = [os.scandir(sys.argv[1]) for _ in range({held})]; {ORDER}"
+    numbers = inodes(run(built("bin/diskorder"), "-m", memory, "python3", "-c", code, many))
+    assert len(numbers) == 5000
+    assert (falls(numbers) <= 2) == ordered
+
+
 @pytest.mark.parametrize("argv", [("find", "."), ("ls", "-U"), ("du", "-a", "."), ("rm", "-rv", "--", "copy")])
 def test_same_names(many, argv):
     results = []

@@ -303,6 +303,19 @@ def test_unreadable_directory(rsync, ext4):
     assert (out / "closed" / "in").read_text() == "x"
 
 
+def test_directory_removed_meanwhile(rsync, ext4, tmp_path):
+    """Then the kernel says ENOENT, which is its end, no error: files gone from the source are deleted."""
+    top, out = ext4 / "gone", ext4 / "gone copy"
+    for path in (top, out):
+        path.mkdir()
+        (path / "stays").write_text("x")
+    (out / "goes").write_text("x")
+    strace = ("-e", "inject=getdents64:error=ENOENT:when=2+")
+    log = trace(tmp_path, ("getdents64",), rsync, "-a", "--delete", f"{top}/", f"{out}/", strace=strace)
+    assert "(INJECTED)" in log.read_text()
+    assert os.listdir(out) == ["stays"]
+
+
 def test_help_and_manual(rsync):
     assert "DISKORDER=off" in run(rsync, "--help")
     page = built("share/man/man1/rsync.1").read_text()
