@@ -86,7 +86,26 @@ static inline bool ext4_itree_building(struct inode *dir)
 /* In namei.c, for itree_dir.c and itree_scan.c */
 struct buffer_head *ext4_read_any_dirblock(struct inode *dir,
 					   ext4_lblk_t block);
-int ext4_htree_find_leaf(struct inode *dir, u32 hash, ext4_lblk_t *block,
-			 u32 *next);
+
+/* A leaf of an htree: the one with the names of a hash, or the nth behind it. */
+struct ext4_htree_place {
+	u32	hash;		/* even */
+	u32	nth;
+};
+
+int ext4_htree_find_leaf(struct inode *dir, const struct ext4_htree_place *at,
+			 ext4_lblk_t *block, u32 *next);
+
+/*
+ * To the next leaf, which starts at @next.  Of leaves that all go on with one
+ * hash, a search finds the first only, or the last by the odd hash.
+ */
+static inline void ext4_htree_go_on(struct ext4_htree_place *at, u32 next)
+{
+	u32 hash = next & ~1;
+
+	at->nth = !(next & 1) ? 0 : hash == at->hash ? at->nth + 1 : 1;
+	at->hash = hash;
+}
 
 #endif /* _EXT4_ITREE_H */

@@ -152,16 +152,15 @@ static int gather_leaf(struct ext4_itree_builder *b)
 			   .hi = ~0ULL, .name = gather_name, .strict = true },
 		.b = b,
 	};
-	u32 hash = b->cursor, next;
+	struct ext4_htree_place at = { .hash = b->cursor };
 	ext4_lblk_t block;
+	u32 next;
 	int err;
 
 	while (1) {
-		err = ext4_htree_find_leaf(b->dir, hash, &block, &next);
+		err = ext4_htree_find_leaf(b->dir, &at, &block, &next);
 		if (err)
 			return err == ERR_BAD_DX_DIR ? -EFSCORRUPTED : err;
-		if (next <= hash)
-			return -EFSCORRUPTED;
 		g.next = next;
 		err = ext4_itree_visit_block(&g.visit, block);
 		if (err)
@@ -175,7 +174,10 @@ static int gather_leaf(struct ext4_itree_builder *b)
 			b->cursor = next;
 			return 0;
 		}
-		hash = next;
+		if (fatal_signal_pending(current))
+			return -EINTR;
+		cond_resched();
+		ext4_htree_go_on(&at, next);
 	}
 }
 

@@ -36,20 +36,24 @@ static int match_name(struct ext4_itree_visit *v, u64 key, u32 minor,
 /* Visits the leaves of the htree that hold the hash. */
 static int search_leaves(struct hash_search *h)
 {
-	u32 hash = h->hash, next;
+	struct ext4_htree_place at = { .hash = h->hash };
 	ext4_lblk_t block;
+	u32 next;
 	int err;
 
 	do {
-		err = ext4_htree_find_leaf(h->visit.dir, hash, &block, &next);
-		if (!err && next <= hash)
-			err = -EFSCORRUPTED;
+		if (fatal_signal_pending(current))
+			return -ERESTARTSYS;
+		cond_resched();
+		err = ext4_htree_find_leaf(h->visit.dir, &at, &block, &next);
 		if (!err)
 			err = ext4_itree_visit_block(&h->visit, block);
-		/* An odd start: that leaf goes on with the same hash. */
-		hash = next;
-	} while (!err && !h->found && next != ~0U && (next & ~1) == h->hash);
-	return err;
+		if (err)
+			return err;
+		ext4_htree_go_on(&at, next);
+		/* Is this leaf one that goes on with the same hash? */
+	} while (!h->found && next != ~0U && at.nth && at.hash == h->hash);
+	return 0;
 }
 
 /* Is there a name whose position in hash order is @pos?  1, 0 or an error. */

@@ -379,20 +379,18 @@ static int cmp_hashes(const void *a, const void *b)
 /* Visits the leaves of the htree that hold the run's names, each once. */
 static int visit_leaves(struct fill *f, const u64 *keys)
 {
+	struct ext4_htree_place at = { .hash = ITREE_KEY_HASH(keys[0]) };
 	ext4_lblk_t block;
-	u32 hash, next, i = 0;
+	u32 next, i = 0;
 	int ret;
 
-	hash = ITREE_KEY_HASH(keys[0]);
 	while (1) {
 		if (fatal_signal_pending(current))
 			return -ERESTARTSYS;
 		cond_resched();
-		ret = ext4_htree_find_leaf(f->visit.dir, hash, &block, &next);
+		ret = ext4_htree_find_leaf(f->visit.dir, &at, &block, &next);
 		if (ret < 0)
 			return ret;
-		if (next <= hash)
-			return -EFSCORRUPTED;
 		ret = ext4_itree_visit_block(&f->visit, block);
 		if (ret)
 			return ret;
@@ -401,9 +399,12 @@ static int visit_leaves(struct fill *f, const u64 *keys)
 		if (i >= f->nr || next == ~0U)
 			return 0;
 		/* An odd start: the leaf goes on with its neighbour's hash. */
-		hash = ITREE_KEY_HASH(keys[i]);
-		if (hash == (next & ~1))
-			hash = next;
+		if (ITREE_KEY_HASH(keys[i]) == (next & ~1)) {
+			ext4_htree_go_on(&at, next);
+		} else {
+			at.hash = ITREE_KEY_HASH(keys[i]);
+			at.nth = 0;
+		}
 	}
 }
 
@@ -416,6 +417,14 @@ static bool visits_all(const struct ext4_itree_scan *s, u32 keys)
 				      blocks > ext4_itree_ahead_limit());
 }
 
+/* No key taken has its name yet. */
+static void start_finding(struct fill *f)
+{
+	memset(&f->s->names[f->base], 0, f->nr * sizeof(*f->s->names));
+	f->found = 0;
+	f->stray = 0;
+}
+
 /* Visits what holds the names of the keys taken. */
 static int find_names(struct fill *f)
 {
@@ -424,9 +433,7 @@ static int find_names(struct fill *f)
 	u64 *by_hash;
 	int err;
 
-	memset(&s->names[f->base], 0, f->nr * sizeof(*s->names));
-	f->found = 0;
-	f->stray = 0;
+	start_finding(f);
 	/*
 	 * Reading the inodes of the window before may have pushed the
 	 * directory out of memory: better all of it at once than leaf by leaf.
@@ -442,12 +449,15 @@ static int find_names(struct fill *f)
 	sort(by_hash, f->nr, sizeof(u64), cmp_hashes, NULL);
 	err = visit_leaves(f, by_hash);
 	kvfree(by_hash);
-	if (err != -EFSCORRUPTED && err != ERR_BAD_DX_DIR)
+	if (!err && f->found == f->nr)
+		return 0;
+	if (err && err != -EFSCORRUPTED && err != ERR_BAD_DX_DIR)
 		return err;
-	/* The htree leads nowhere, but the leaves are all there. */
-	memset(&s->names[f->base], 0, f->nr * sizeof(*s->names));
-	f->found = 0;
-	f->stray = 0;
+	/*
+	 * The htree leads nowhere, or not to all names: before the tree is
+	 * called bad, look at the leaves, which are all there.
+	 */
+	start_finding(f);
 	return ext4_itree_visit_all(&f->visit);
 }
 

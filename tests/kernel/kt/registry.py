@@ -13,7 +13,7 @@ REPO = pathlib.Path(__file__).resolve().parents[3]
 MODULES = (
     "matrix", "ops", "scans", "space", "modes", "corrupt", "crash", "roundtrip", "online", "resume", "power", "damaged",
     "tools", "scrub", "faults", "neighbours", "dentries", "memory",
-    "checksums",
+    "checksums", "onehash",
 )  # fmt: skip
 
 
@@ -89,7 +89,8 @@ BY_DEFAULT = {
     "roundtrip": "roundtrip-kernel-first-1k roundtrip-tools-first-4k",
     "online": "online-build-4k online-build-1k-small online-build-fastcommit online-build-crypt-casefold "
     "online-busy-1k online-busy-fastcommit online-hammer online-scans online-power-fastcommit online-cancel "
-    "online-rmdir online-refusals online-differs online-recursive online-collisions resume-*",
+    "online-rmdir online-refusals online-differs online-recursive online-collisions "
+    "online-one-hash online-build-quota resume-*",
     "power": "power-mail-1k power-storms-journal power-online-1k",
 }
 MOST = 900  # seconds that a case may take without ITREE_FULL=1
