@@ -19,6 +19,7 @@
 #include <linux/iversion.h>
 #include <linux/ktime.h>
 #include <linux/mount.h>
+#include <linux/quotaops.h>
 #include "ext4.h"
 #include "ext4_extents.h"
 #include "ext4_jbd2.h"
@@ -435,8 +436,16 @@ static int init_builder(struct ext4_itree_builder *b, struct file *file,
 	INIT_LIST_HEAD(&b->log);
 	ext4_itree_keys_init(&b->keys);
 	err = mnt_want_write_file(file);
-	b->can_write = !err;
-	return err;
+	if (err)
+		return err;
+	/* Blocks of the tree are charged, and given back, like any others. */
+	err = dquot_initialize(b->dir);
+	if (err) {
+		mnt_drop_write_file(file);
+		return err;
+	}
+	b->can_write = true;
+	return 0;
 }
 
 /**

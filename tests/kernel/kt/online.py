@@ -130,6 +130,7 @@ _build("casefold", "casefold", n=6000, casefold=True, names="ascii", mkfs=("-E",
 _build("crypt", "encrypt", n=6000, crypt=True, names="ascii")
 _build("crypt-casefold", "encrypt,casefold", n=2500, crypt=True, casefold=True, names="ascii",
        mkfs=("-E", "encoding=utf8"))  # fmt: skip
+_build("quota", "quota", n=6000)
 _build("smalljournal", bs=1024, n=20000, mkfs=("-J", "size=1"))
 
 
