@@ -189,8 +189,10 @@ static int gather(struct ext4_itree_builder *b)
 	/* Leaves are read in random order: have them in memory, if they fit. */
 	ext4_itree_ahead_dir(b->dir, 0);
 	while (!err && b->cursor < ALL_HASHES) {
-		cond_resched();
-		err = ext4_itree_check_stop(b);
+		/* Reading a cold directory takes minutes. */
+		err = ext4_itree_let_freeze(b);
+		if (!err)
+			err = ext4_itree_check_stop(b);
 		if (err)
 			break;
 		inode_lock_shared(b->dir);
