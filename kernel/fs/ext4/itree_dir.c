@@ -203,6 +203,7 @@ int ext4_itree_reserve_rename(handle_t *handle, struct inode *old_dir,
 int ext4_itree_hash_version(struct inode *dir, u8 *version)
 {
 	struct buffer_head *bh;
+	u8 found;
 
 	*version = ext4_hash_in_dirent(dir) ? DX_HASH_SIPHASH :
 		   EXT4_SB(dir->i_sb)->s_def_hash_version;
@@ -213,8 +214,14 @@ int ext4_itree_hash_version(struct inode *dir, u8 *version)
 	if (IS_ERR_OR_NULL(bh))
 		return bh ? PTR_ERR(bh) : -EFSCORRUPTED;
 	/* "." takes 12 bytes, ".." 12, then comes the dx_root_info. */
-	*version = ((u8 *)bh->b_data)[24 + 4];
+	found = ((u8 *)bh->b_data)[24 + 4];
 	brelse(bh);
+	/*
+	 * A root that is damaged leads nowhere, and lookups do without; to put
+	 * names in order any hash will do.
+	 */
+	if (found <= DX_HASH_TEA && !ext4_hash_in_dirent(dir))
+		*version = found;
 	return 0;
 }
 

@@ -188,3 +188,39 @@ case(
     "corrupt-errors-ro", "corrupt", {}, mkfs=("-b", "1024"), size="64M",
     allow=(*LOG, "Remounting filesystem read-only"), fsck="repair",
 )(errors_ro)  # fmt: skip
+
+
+def htree_root(g: Guest) -> None:
+    """A root of the htree that names no hash there is: names are listed and found, with a tree and without."""
+    g.mount()
+    made = {}
+    for name, count in (("small", 60), ("large", 1500)):
+        os.mkdir(g.path(name))
+        made[name] = {f"{number}".ljust(40, "-") for number in range(count)}
+        for one in made[name]:
+            os.mknod(f"{g.path(name)}/{one}")
+    g.equal((g.has_tree(g.path("small")), g.has_tree(g.path("large"))), (False, True), "trees")
+    g.umount()
+    bsize = 1024
+    with open(g.dev, "r+b", buffering=0) as disk:
+        for name in made:
+            block = int(g.run(g.tool("debugfs"), "-R", f"bmap /{name} 0", g.dev).stdout)
+            at = block * bsize + 28  # dx_root_info.hash_version
+            if g.want(os.pread(disk.fileno(), 1, at) in (b"\0", b"\1", b"\2"), "no hash version there"):
+                os.pwrite(disk.fileno(), b"\x4d", at)
+        os.fsync(disk.fileno())
+    g.settle()
+    g.mount("errors=continue")
+    for name, names in made.items():
+        g.equal(set(os.listdir(g.path(name))), names, f"names of {name}")
+        for one in sorted(names)[:20]:
+            g.run_quiet(os.stat, f"{g.path(name)}/{one}")
+            g.run_quiet(os.unlink, f"{g.path(name)}/{one}")
+        g.equal(set(os.listdir(g.path(name))), set(sorted(names)[20:]), f"names of {name} after unlink")
+    g.umount()
+
+
+case(
+    "corrupt-htree-root", "corrupt", {}, features="^metadata_csum", mkfs=("-b", "1024"), size="64M", fsck="repair",
+    allow=(*LOG, r"EXT4-fs warning \(device (?:vd|ubd)\w+\)"),
+)(htree_root)  # fmt: skip
