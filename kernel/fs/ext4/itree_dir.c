@@ -419,8 +419,8 @@ static void build(handle_t *handle, struct inode *dir)
 	}
 	kvfree(g.keys);
 	if (err) {
-		/* Try again when the transaction has room, else not soon. */
-		if (err != -EAGAIN)
+		/* Again when the transaction has room, or for who lives. */
+		if (err != -EAGAIN && err != -ERESTARTSYS)
 			ext4_set_inode_state(dir, EXT4_STATE_ITREE_NOBUILD);
 		return;
 	}
@@ -531,7 +531,9 @@ u64 ext4_itree_entry_key(struct inode *dir, struct ext4_dir_entry_2 *de)
 	} else if (ext4_dir_has_itree(dir)) {
 		err = ext4_itree_open(&et, NULL, dir);
 		if (err) {
-			ext4_itree_bad(dir, err, &et.t);
+			/* Without memory the tree is dropped, but is not bad. */
+			if (err != -ENOMEM)
+				ext4_itree_bad(dir, err, &et.t);
 			return EXT4_ITREE_BAD_KEY;
 		}
 		itree_get_info(&et.t, &info);
@@ -564,7 +566,7 @@ void ext4_itree_remove(handle_t *handle, struct inode *dir, u64 key)
 	if (!ext4_dir_has_itree(dir) || drop_if_bad(handle, dir))
 		return;
 	if (key == EXT4_ITREE_BAD_KEY) {
-		ext4_itree_drop(handle, dir, "a name cannot be hashed");
+		ext4_itree_drop(handle, dir, "a name's key cannot be had");
 		return;
 	}
 	err = ext4_itree_open(&et, handle, dir);
@@ -608,7 +610,7 @@ void ext4_itree_renumber(handle_t *handle, struct inode *dir,
 	if (!ext4_dir_has_itree(dir) || drop_if_bad(handle, dir))
 		return;
 	if (old_key == EXT4_ITREE_BAD_KEY) {
-		ext4_itree_drop(handle, dir, "a name cannot be hashed");
+		ext4_itree_drop(handle, dir, "a name's key cannot be had");
 		return;
 	}
 	err = ext4_itree_open(&et, handle, dir);
