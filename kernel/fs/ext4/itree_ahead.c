@@ -93,8 +93,10 @@ static u32 map_runs(struct inode *dir, ext4_lblk_t first, u32 count,
 			runs[nr].pblk = map.m_pblk;
 			runs[nr++].len = ret;
 		}
-		/* A hole: its length is in m_len. */
-		ret = max(ret, 1);
+		/* A hole's length is in m_len. */
+		if (!ret)
+			ret = clamp(map.m_len, 1U, count);
+		cond_resched();
 		first += ret;
 		count -= ret;
 	}

@@ -49,11 +49,14 @@ static void take_info(struct ext4_itree_args *a, struct itree *t)
 	a->ia_free = info.free_count;
 }
 
-static int verify(struct ext4_itree_args *a, struct itree *t)
+static int verify(struct inode *dir, struct ext4_itree_args *a,
+		  struct itree *t)
 {
 	struct itree_report report;
-	int err = itree_verify(t, &report);
+	int err;
 
+	ext4_itree_ahead_tree(dir, a->ia_blocks);
+	err = itree_verify(t, &report);
 	a->ia_leaves = report.leaves;
 	a->ia_nodes = report.nodes;
 	a->ia_leaf_slots = report.leaf_slots;
@@ -90,7 +93,7 @@ static int stat_tree(struct inode *dir, struct ext4_itree_args *a)
 		if (!err) {
 			take_info(a, &et.t);
 			if (a->ia_flags & EXT4_ITREE_VERIFY)
-				err = verify(a, &et.t);
+				err = verify(dir, a, &et.t);
 			ext4_itree_close(&et);
 		}
 		if (err)
@@ -203,7 +206,7 @@ static int check_tree(struct inode *dir, struct ext4_itree_args *a)
 	err = ext4_itree_open(&et, NULL, dir);
 	if (!err) {
 		take_info(a, &et.t);
-		err = verify(a, &et.t);
+		err = verify(dir, a, &et.t);
 		if (!err)
 			err = compare(&c, &et.t);
 		ext4_itree_close(&et);
@@ -294,8 +297,9 @@ int ext4_ioctl_itree(struct file *file, void __user *arg)
 		return -EOPNOTSUPP;
 	if (ext4_forced_shutdown(dir->i_sb))
 		return -EIO;
-	/* A check reads everything and keeps writers out meanwhile. */
-	if (a.ia_op != EXT4_ITREE_OP_STAT &&
+	/* What reads everything keeps writers out meanwhile. */
+	if ((a.ia_op != EXT4_ITREE_OP_STAT ||
+	     (a.ia_flags & EXT4_ITREE_VERIFY)) &&
 	    !inode_owner_or_capable(file_mnt_idmap(file), dir))
 		return -EPERM;
 	clear_results(&a);
