@@ -394,19 +394,53 @@ def test_lost_and_found_grows(one):
     one.exact("/lost+found")
 
 
+def leaf_block(image):
+    return int(re.search(r"\(\+2\), physical (\d+)", image.debugfs("itree_dump -n /big"))[1])
+
+
 def test_block_claimed_twice(image):
-    """A file claims a leaf of the tree: both get their own."""
+    """A file claims a leaf of the tree: it may have it, the tree is made anew."""
     names = image.names()
-    phys = int(re.search(r"\(\+2\), physical (\d+)", image.debugfs("itree_dump -n /big"))[1])
-    image.debugfs(f"bmap /file 0 {phys}", write=True)
+    had_tree = image.has_tree()
+    image.debugfs(f"bmap /file 0 {leaf_block(image)}", write=True)
     code, out = image.fsck("-fn")
     assert code == 4, out
     code, out = image.fsck("-fy")
-    assert code == 1, out
+    assert code == 1 and "has multiply-claimed blocks.  Recreate? yes" in out, out
+    assert "Clone" not in out, out
     image.clean()
     assert image.names() == names
-    if image.has_tree():
+    assert image.has_tree() == had_tree
+    if had_tree:
         image.exact()
+
+
+@pytest.mark.parametrize("what", ["file", "metadata"])
+def test_block_claimed_twice_no_space(tmp_path, source, what):
+    """With no block left to clone to, neither the directory nor the file may go."""
+    image = make(tmp_path / "fs.img", source, "itree,^has_journal", 1024, "8M", ["-m", "0"])
+    image.fsck("-fyD", ok=(0, 1))
+    image.exact()
+    leaf = leaf_block(image)
+    commands = ["write /dev/null zz", f"bmap /zz 0 {leaf}", "sif /zz size 1024", "sif /zz blocks 2"]
+    if what == "metadata":
+        table = int(re.search(r"Inode table at (\d+)", run("dumpe2fs", image.path)[1])[1])
+        commands.insert(0, f"bmap /big {SEG + 2} {table + 1}")
+    free = int(re.search(r"Free blocks: +(\d+)", run("dumpe2fs", "-h", image.path)[1])[1])
+    # The extents of what fills it take a few blocks more: try until all are gone.
+    commands += ["write /dev/null fill"] + [f"fallocate /fill 0 {free - n}" for n in range(4, 0, -1)]
+    image.debugfs(*commands, write=True)
+    assert re.search(r"Free blocks: +0\n", run("dumpe2fs", "-h", image.path)[1])
+    names, files = image.names(), image.names("/")
+    code, out = image.fsck("-fy")
+    assert code == 1 and "Failed to rebuild itree" in out, out
+    assert "Delete" not in out, out
+    image.clean()
+    assert image.names() == names and image.names("/") == files
+    image.change("rm /fill")
+    image.fsck("-fyD", ok=(0, 1))
+    image.clean()
+    image.exact()
 
 
 def test_wrong_block_count(image):

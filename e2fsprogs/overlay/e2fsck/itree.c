@@ -262,7 +262,9 @@ void e2fsck_itree_check_dirs(e2fsck_t ctx)
 		it = &dirs->dir[i];
 		if (ctx->flags & E2F_FLAG_SIGNAL_MASK)
 			return;
+		/* A tree with multiply-claimed blocks has been dropped */
 		if (!(it->state & ITREE_DIR_VERIFY) ||
+		    (it->state & ITREE_DIR_DROP) ||
 		    !ext2fs_test_inode_bitmap2(ctx->inode_dir_map, it->ino))
 			continue;
 		e2fsck_read_inode(ctx, it->ino, &inode, "itree");
@@ -285,8 +287,16 @@ void e2fsck_itree_check_dirs(e2fsck_t ctx)
 }
 
 /*
- * Pass 3 and 3A
+ * Pass 1D, 3 and 3A
  */
+
+/* Has it been agreed already that the segment of a directory has to go? */
+int e2fsck_itree_is_unused(e2fsck_t ctx, ext2_ino_t dir)
+{
+	struct itree_dir	*it = e2fsck_itree_find(ctx, dir);
+
+	return it && (it->state & ITREE_DIR_DROP);
+}
 
 static errcode_t count_blocks(e2fsck_t ctx, ext2_ino_t dir, __u64 *bytes)
 {
@@ -342,15 +352,16 @@ static errcode_t change_tree(e2fsck_t ctx, ext2_ino_t dir, int build,
 }
 
 /*
- * To be called before a directory grows or gets another entry.  A tree that
- * is lost this way is made anew in the end.
+ * To be called before a directory grows, gets another entry or loses one.  A
+ * tree that is lost this way is made anew in the end.
  */
 errcode_t e2fsck_itree_drop(e2fsck_t ctx, ext2_ino_t dir)
 {
 	struct ext2_inode	inode;
 	errcode_t		retval;
 
-	if (!ext2fs_has_feature_itree(ctx->fs->super))
+	if (!ext2fs_has_feature_itree(ctx->fs->super) &&
+	    !e2fsck_itree_is_unused(ctx, dir))
 		return 0;
 	retval = ext2fs_read_inode(ctx->fs, dir, &inode);
 	if (retval)

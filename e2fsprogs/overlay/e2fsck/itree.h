@@ -2,9 +2,10 @@
 /*
  * itree.h --- checking and rebuilding inode-ordered directory indexes
  *
- * Pass 1 notes the directories that have a tree, pass 2 sums up the keys of
- * their entries as it reads them and then compares, pass 3A rebuilds what
- * was found wrong.  Memory: one struct itree_dir a directory with a tree.
+ * Pass 1 notes the directories that have a tree, pass 1D drops trees whose
+ * blocks are claimed by others as well, pass 2 sums up the keys of the entries
+ * as it reads them and then compares, pass 3A rebuilds what was found wrong or
+ * dropped.  Memory: one struct itree_dir a directory with a tree.
  */
 #ifndef E2FSCK_ITREE_H
 #define E2FSCK_ITREE_H
@@ -47,6 +48,7 @@ void e2fsck_itree_add_entry(struct itree_dir *it,
 void e2fsck_itree_hash_entry(e2fsck_t ctx, struct itree_dir *it,
 			     struct ext2_dir_entry *dirent, int casefold);
 void e2fsck_itree_check_dirs(e2fsck_t ctx);
+int e2fsck_itree_is_unused(e2fsck_t ctx, ext2_ino_t dir);
 errcode_t e2fsck_itree_drop(e2fsck_t ctx, ext2_ino_t dir);
 int e2fsck_itree_wanted(e2fsck_t ctx, ext2_ino_t dir, __u64 blocks);
 void e2fsck_itree_rehashed(e2fsck_t ctx, ext2_ino_t dir, __u64 blocks,

@@ -487,8 +487,8 @@ static errcode_t write_blocks(struct dx_build *b)
 
 /*
  * Gets the blocks that the directory has to grow by.  ext2fs_fallocate()
- * does not give back what it claimed when it runs out, so see first that it
- * will not: the blocks themselves, rounded up to clusters, and those of an
+ * leaves what it had mapped when it runs out, so see first that it will
+ * not: the blocks themselves, rounded up to clusters, and those of an
  * extent tree in which every block has its own extent.
  */
 static errcode_t grow(struct dx_build *b)
