@@ -187,7 +187,8 @@ def test_disk_order_in_little_memory(tar, many, ext4, tmp_path):
         rows = falls([p for p in (first_extent(ext4 / n) for n in names) if p])
         assert 1 <= rows <= 2
         with tarfile.open(archive) as handle:
-            assert [m.name for m in handle if m.isdir()] == ["long", "long"]
+            # Alone, it is not stored twice: nothing comes from outside of it.
+            assert [m.name for m in handle if m.isdir()] == ["long"]
         run("/usr/bin/tar", "-xpf", archive, "-C", out)
         assert contents(out / "long") == contents(where)
     finally:
@@ -252,7 +253,8 @@ def test_same_members(tar, tree, tmp_path, extra):
         run(tar, f"--sort={order}", "-cf", archive, "-C", tree.parent, *extra)
         with tarfile.open(archive) as handle:
             # Which name of a hard link carries the data depends on the order.
-            sets.append({(m.name, b"0" if m.islnk() else m.type) for m in handle})
+            # Directories may be there twice, as test_tar_disk.py has it.
+            sets.append({(m.name.removesuffix("/."), b"0" if m.islnk() else m.type) for m in handle})
     assert sets[0] == sets[1] == sets[2] and sets[0]
 
 
