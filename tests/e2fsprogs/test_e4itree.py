@@ -3,14 +3,19 @@
 
 import errno
 import fcntl
+import functools
 import json
 import os
+import pathlib
 import re
+import signal
 import subprocess
+import tempfile
 
 import pytest
-from conftest import ROOT, run
+from conftest import REPO, ROOT, run
 
+HERE = pathlib.Path(__file__).resolve().parent
 EXT4_IOC_ITREE = 0xC0F06660
 
 
@@ -122,3 +127,116 @@ def test_man_page_has_every_option():
     assert len(options) >= 10
     for option in options:
         assert option in page, option
+
+
+# --- with answers like the kernel's (src/fakeitree.c) ---
+
+STAT, BUILD, DROP, CHECK = range(4)
+FORCE, VERIFY = 1, 2
+
+
+@functools.cache
+def fake():
+    out = pathlib.Path(tempfile.mkdtemp(prefix="itree-fake-")) / "fake.so"
+    argv = ["gcc", "-std=gnu11", "-O2", "-Wall", "-Werror", "-shared", "-fPIC", "-I", REPO / "kernel" / "fs" / "ext4",
+            "-o", out, HERE / "src" / "fakeitree.c", "-ldl"]  # fmt: skip
+    res = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert res.returncode == 0, f"fakeitree.c does not compile:\n{res.stderr}"
+    return out
+
+
+@pytest.fixture
+def faked(tmp_path):
+    """Runs e4itree on one directory; returns (exit code, output, calls as (operation, flags))."""
+    folder, log = tmp_path / "folder", tmp_path / "log"
+    folder.mkdir()
+
+    def run_it(*args, **settings):
+        log.unlink(missing_ok=True)
+        env = {**os.environ, "LC_ALL": "C", "LD_PRELOAD": str(fake()), "ITREE_FAKE_LOG": str(log)}
+        env |= {f"ITREE_FAKE_{name.upper()}": str(value) for name, value in settings.items()}
+        child = subprocess.Popen([ROOT / "sbin" / "e4itree", *args, folder], env=env, stdin=subprocess.DEVNULL,
+                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+        if settings.get("signal") == int(signal.SIGSTOP):
+            for _ in range(settings["eintr"]):
+                status = os.waitpid(child.pid, os.WUNTRACED)[1]
+                assert os.WIFSTOPPED(status), "did not stop: the test tests nothing"
+                os.kill(child.pid, signal.SIGCONT)
+        out = child.communicate(timeout=60)[0]
+        calls = [tuple(map(int, line.split())) for line in log.read_text().splitlines()]
+        assert not any(alarm for _, _, alarm in calls), "an alarm was set, which will end the next call"
+        return child.returncode, out.replace(str(folder), "DIR"), [call[:2] for call in calls]
+
+    return run_it
+
+
+# The kernel ends a build for any signal that is pending, be it one that e4itree does not want to end for.
+@pytest.mark.parametrize("sig", [0, signal.SIGSTOP, signal.SIGCONT, signal.SIGALRM])
+@pytest.mark.parametrize(
+    "args, tree, op, flags, says",
+    [
+        (["build"], "none", BUILD, 0, "built"),
+        (["build", "--force"], "good", BUILD, FORCE, "built"),
+        (["drop"], "good", DROP, 0, "dropped"),
+        (["check"], "good", CHECK, 0, "exact"),
+        (["stat", "--verify"], "good", STAT, VERIFY, "tree"),
+    ],
+)
+def test_a_signal_that_does_not_cancel(faked, args, tree, op, flags, says, sig):
+    code, out, calls = faked(*args, tree=tree, eintr=3, signal=int(sig))
+    assert calls == [(STAT, 0), *[(op, flags)] * 4]
+    assert code == 0
+    assert out.startswith(f"DIR: {says}, 1234 keys")
+
+
+@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("args", [["build"], ["build", "-f"], ["drop"], ["check"], ["stat", "--verify"]])
+def test_a_signal_that_cancels(faked, args, sig):
+    code, out, calls = faked(*args, tree="none" if args == ["build"] else "good", eintr=1, signal=int(sig))
+    assert code == 128 + sig
+    assert "cancelled" in out and "0 skipped, 0 failed" in out and "DIR" not in out
+    assert len(calls) == 2
+
+
+def test_a_bad_root_is_built_anew(faked):
+    """The kernel, which has not used the tree yet, would keep it if it were not told."""
+    code, out, calls = faked("build", tree="bad")
+    assert code == 0 and out.startswith("DIR: built, 1234 keys")
+    assert calls == [(STAT, 0), (BUILD, FORCE)]
+
+
+def test_a_good_tree_is_kept(faked):
+    code, out, calls = faked("build", tree="good")
+    assert (code, out, calls) == (0, "DIR: has a tree already\n", [(STAT, 0)])
+    code, out, calls = faked("build", "--force", tree="good")
+    assert code == 0 and out.startswith("DIR: built") and calls == [(STAT, 0), (BUILD, FORCE)]
+
+
+@pytest.mark.parametrize("args", [["build"], ["build", "--json"]])
+@pytest.mark.parametrize("tree", ["none", "bad"])
+def test_built_is_said_of_good_trees_only(faked, args, tree):
+    code, out, _ = faked(*args, tree=tree, built="bad")
+    assert code == 1 and "bad magic number" in out and "built" not in out
+    code, out, _ = faked(*args, tree=tree, built="gone")
+    assert code == 1 and "the tree could not be built" in out
+
+
+def test_somebody_else_was_first(faked):
+    code, out, calls = faked("build", tree="none", built="other")
+    assert (code, out, calls) == (0, "DIR: has got a tree meanwhile\n", [(STAT, 0), (BUILD, 0)])
+
+
+@pytest.mark.parametrize(
+    "args, says",
+    [
+        (["build"], "only its owner and root may, and not while it is immutable"),
+        (["drop"], "only its owner and root may, and not while it is immutable"),
+        (["check"], "only its owner and root may"),
+        (["stat", "--verify"], "with --verify only its owner and root may"),
+    ],
+)
+def test_what_others_may_not(faked, args, says):
+    code, out, _ = faked(*args, tree="none" if args == ["build"] else "good", other=1)
+    assert code == 1
+    assert out.startswith("e4itree: DIR: the tree could not be ") and out.endswith(f"Operation not permitted: {says}\n")
+    assert faked("stat", tree="good", other=1)[0] == 0

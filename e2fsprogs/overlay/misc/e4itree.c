@@ -41,7 +41,8 @@ static void on_signal(int sig)
 	 * Should the signal have come just before the ioctl, which then knows
 	 * nothing of it, the next one will not.
 	 */
-	alarm(1);
+	if (cancelled)
+		alarm(1);
 }
 
 static void catch_signals(void)
@@ -58,24 +59,34 @@ static void catch_signals(void)
 
 /* --- the operations --- */
 
+/*
+ * Any signal ends the ioctl, also one that only stopped us (Ctrl-Z) or froze
+ * us (suspend): it is begun anew then.  EINTR is returned if we are to end.
+ */
 static int call(int fd, int op, unsigned int flags, struct ext4_itree_args *a,
 		struct ext4_itree_diff *diffs)
 {
-	memset(a, 0, sizeof(*a));
-	a->ia_version = EXT4_ITREE_IOC_VERSION;
-	a->ia_op = op;
-	a->ia_flags = flags;
-	if (diffs) {
-		a->ia_max_diffs = MAX_DIFFS;
-		a->ia_diffs = (unsigned long) diffs;
-	}
-	return ioctl(fd, EXT4_IOC_ITREE, a) ? errno : 0;
+	int err;
+
+	do {
+		memset(a, 0, sizeof(*a));
+		a->ia_version = EXT4_ITREE_IOC_VERSION;
+		a->ia_op = op;
+		a->ia_flags = flags;
+		if (diffs) {
+			a->ia_max_diffs = MAX_DIFFS;
+			a->ia_diffs = (unsigned long) diffs;
+		}
+		err = ioctl(fd, EXT4_IOC_ITREE, a) ? errno : 0;
+	} while (err == EINTR && !cancelled);
+	return err;
 }
 
 static void do_build(int fd, const struct ext4_itree_args *st)
 {
+	const unsigned int built = EXT4_ITREE_HAS_TREE | EXT4_ITREE_CHANGED;
 	struct ext4_itree_args a;
-	int err;
+	int err, force;
 
 	if ((st->ia_state & EXT4_ITREE_HAS_TREE) && !opt.force &&
 	    !(st->ia_state & EXT4_ITREE_BAD)) {
@@ -98,14 +109,22 @@ static void do_build(int fd, const struct ext4_itree_args *st)
 		return;
 	}
 	progress_show(st->ia_dir_blocks);
-	err = call(fd, EXT4_ITREE_OP_BUILD, opt.force ? EXT4_ITREE_FORCE : 0,
-		   &a, NULL);
+	/* The kernel keeps a tree that it has not found to be bad itself. */
+	force = opt.force || (st->ia_state & EXT4_ITREE_BAD);
+	err = call(fd, EXT4_ITREE_OP_BUILD, force ? EXT4_ITREE_FORCE : 0, &a,
+		   NULL);
 	if (err == EINTR)
 		return;
 	if (err)
 		fail(err, "the tree could not be built");
-	else
+	else if (a.ia_state & EXT4_ITREE_BAD)
+		report_bad(&a);
+	else if ((a.ia_state & built) == built)
 		report_tree("built", &a);
+	else if (a.ia_state & EXT4_ITREE_HAS_TREE)
+		skip("already", &a, "has got a tree meanwhile");
+	else
+		fail(EAGAIN, "the tree could not be built");
 }
 
 static void do_drop(int fd, const struct ext4_itree_args *st)
@@ -126,7 +145,8 @@ static void do_drop(int fd, const struct ext4_itree_args *st)
 		return;
 	if (err) {
 		fail(err, "the tree could not be dropped");
-	} else if (a.ia_state & EXT4_ITREE_CHANGED) {
+	} else if ((st->ia_state & EXT4_ITREE_HAS_TREE) ||
+		   (a.ia_state & EXT4_ITREE_CHANGED)) {
 		a.ia_keys = st->ia_keys;
 		a.ia_depth = st->ia_depth;
 		a.ia_blocks = st->ia_blocks;
@@ -172,6 +192,8 @@ static void do_stat(int fd, struct ext4_itree_args *st)
 	if (opt.verify)
 		err = call(fd, EXT4_ITREE_OP_STAT, EXT4_ITREE_VERIFY, st,
 			   NULL);
+	if (err == EINTR)
+		return;
 	if (err)
 		fail(err, "the tree could not be read");
 	else if (st->ia_state & EXT4_ITREE_BAD)

@@ -148,7 +148,11 @@ void fail(int err, const char *what)
 {
 	const char *todo = "";
 
-	if (err == EPERM)
+	if (err == EPERM && opt.op == EXT4_ITREE_OP_STAT)
+		todo = ": with --verify only its owner and root may";
+	else if (err == EPERM && opt.op == EXT4_ITREE_OP_CHECK)
+		todo = ": only its owner and root may";
+	else if (err == EPERM)
 		todo = ": only its owner and root may, and not while it is "
 			"immutable";
 	else if (err == EROFS)
