@@ -32,7 +32,7 @@ class Booted:
         self.machine = self.run.Machine(self.top / "machine", image, data_size)
         keys = self.key.with_suffix(".pub").read_text()
         self.run.esp(self.machine.root, {"ssh.authorized_keys.root": keys, **files})
-        self.port, self.boots = port(), 0
+        self.port, self.boots, self.more = port(), 0, ()  # more: options for QEMU, from the next boot on
 
     @property
     def console(self):
@@ -41,7 +41,8 @@ class Booted:
     def boot(self):
         """Switch on; returns when ssh answers."""
         self.boots += 1
-        argv = self.machine.argv("1G", f"file:{self.console}", self.port, more=() if vm.kvm_works(KERNEL) else STEADY)
+        more = (*self.more, *(() if vm.kvm_works(KERNEL) else STEADY))
+        argv = self.machine.argv("1G", f"file:{self.console}", self.port, more=more)
         self.proc = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         end = time.monotonic() + SLOW
         while time.monotonic() < end:

@@ -169,6 +169,40 @@ def test_foreign_disk(booted, tmp_path):
     well(booted)
 
 
+def test_larger_disk(booted):
+    """One that is to take the volume's place, beside it: what is mounted is what is noted, not what has the label."""
+    new = booted.machine.top / "new.raw"
+    with open(new, "wb") as handle:
+        handle.truncate(2 << 30)
+    booted.off()
+    disk = f"if=none,id=new,format=raw,discard=unmap,file={new}"
+    booted.more = ("-drive", disk, "-device", "virtio-blk-pci,drive=new")
+    booted.boot()
+    well(booted)
+    mounted = "findmnt -no PARTUUID /srv/backup"
+    noted = "cat /var/lib/itree-backup/volume"
+    old = booted(noted)
+    assert booted(mounted) == old
+    assert "was formatted" in booted("itree-backup-volume provision /dev/vdc")
+    # Nothing changes below a backup that runs.
+    booted("udevadm trigger --settle --subsystem-match=block")
+    assert booted(mounted) == old != booted(noted)
+    booted("systemctl restart itree-backup-volume && systemctl start srv-backup.mount")
+    assert booted(mounted) == booted(noted) != old
+    assert booted("findmnt -no SOURCE /srv/backup") == "/dev/vdc1\n"
+    booted.off()
+    booted.boot()
+    well(booted)
+    assert booted(mounted) == booted(noted) != old
+    # And back.
+    booted("itree-backup-volume provision /dev/vdb")
+    booted.off()
+    booted.more = ()
+    booted.boot()
+    well(booted)
+    assert booted(mounted) == booted(noted) == old
+
+
 def test_power_cuts(booted):
     """At random moments of a backup; each time the volume mounts, good snapshots are intact, the next run completes."""
     chance = random.Random(2)

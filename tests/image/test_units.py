@@ -9,6 +9,7 @@ import shutil
 
 import pytest
 from conftest import APPLIANCE, COMMAND, run
+from itree_backup import volume
 
 UNITS = APPLIANCE / "usr" / "lib" / "systemd" / "system"
 # What each may reach in systemd's own scale, 10 being wide open: a bound, so that nothing gets looser unnoticed.
@@ -105,7 +106,20 @@ def test_nothing_backs_up_beside_the_volume():
     assert "itree-backup-volume.service" in unit["Unit"]["Requires"] + unit["Unit"]["After"]
     fsck = [v for v in unit["Unit"]["Requires"] if v.startswith("systemd-fsck@")]
     assert fsck and fsck[0] in unit["Unit"]["After"]
+    # One name for what is checked and what is mounted.
+    name = run("systemd-escape", "--path", unit["Mount"]["What"][0])[1].strip()
+    assert fsck == [f"systemd-fsck@{name}.service"]
     assert {"noatime", "nodev", "nosuid", "errors=remount-ro"} <= set(unit["Mount"]["Options"][0].split(","))
+
+
+def test_the_chosen_partition_is_mounted():
+    """The service notes it where the udev rule looks, which gives the name that is mounted to it alone."""
+    rule = (UNITS.parents[1] / "udev" / "rules.d" / "61-itree-backup-volume.rules").read_text().splitlines()[-1]
+    assert f'TEST=="{volume.RUN}/$env{{ID_PART_ENTRY_UUID}}"' in rule and 'ENV{ID_PART_ENTRY_UUID}=="?*"' in rule
+    assert f'SYMLINK+="{volume.LINK.relative_to("/dev")}"' in rule
+    assert section(UNITS / "srv-backup.mount")["Mount"]["What"] == [str(volume.LINK)]
+    service = section(UNITS / "itree-backup-volume.service")["Service"]
+    assert [f"/run/{d}" for d in service["RuntimeDirectory"]] == [str(volume.RUN)]
 
 
 def test_a_run_sees_the_volume():

@@ -4,9 +4,10 @@
 What is on a disk decides, in this order:
 
     a partition of our type, ext4 labelled itree-backup   ours: used, grown if the disk grew
-    a partition of our type without any signature         ours, cut off in mid-format: formatted
+    a partition of our type, formatting it was begun      ours, cut off in mid-format: formatted
+    a partition of our type, certainly empty              the same
     nothing at all                                        partitioned and formatted
-    anything else                                         refused, whatever it is
+    anything else                                         refused, whatever it is: ours too, if its superblock is lost
 """
 
 import argparse
@@ -14,12 +15,13 @@ import dataclasses
 import os
 import pathlib
 import re
+import struct
 import subprocess
 import sys
 import time
 
 from .errors import FAILED, REFUSED, USAGE, BackupError
-from .store import write_file
+from .store import fsync_directory, write_file
 
 SYS = pathlib.Path("/sys/class/block")
 DEFINITIONS = pathlib.Path(__file__).resolve().parents[1] / "repart.d"
@@ -27,6 +29,10 @@ LABEL = "itree-backup"
 TYPE = re.search(r"^Type=(\S+)", (DEFINITIONS / "50-data.conf").read_text(), re.M)[1]
 SMALLEST = 48 << 20
 STATE = pathlib.Path("/var/lib/itree-backup/volume")
+# LINK is what is mounted. udev gives it to the partition whose UUID is the name of a file in RUN, where the service
+# notes it: 61-itree-backup-volume.rules.
+LINK = pathlib.Path("/dev/disk/itree-backup")
+RUN = pathlib.Path("/run/itree-backup-volume")
 EDGE = 1 << 20  # bytes at either end of a disk that must be zero
 
 
@@ -106,8 +112,26 @@ def edges_are_zero(device):
     return True
 
 
-def look(disk):
-    """The Verdict on a disk. Reads only."""
+def superblock_copy(device):
+    """(block, block size) of the first copy of an ext4 superblock where mke2fs puts them; None if there is none."""
+    groups = sorted({base**n for base in (3, 5, 7) for n in range(16)})
+    with open(device, "rb") as handle:
+        size = handle.seek(0, os.SEEK_END)
+        for log in range(7):
+            block = 1024 << log
+            # As many blocks a group as a block has bits, but at most so many. The first block of 1 KiB is in no group.
+            for number in (group * min(8 * block, 65528) + (log == 0) for group in groups):
+                if number * block + 1024 > size:
+                    break
+                handle.seek(number * block)
+                copy = handle.read(1024)
+                if struct.unpack_from("<H", copy, 56)[0] == 0xEF53 and struct.unpack_from("<I", copy, 24)[0] == log:
+                    return number, block
+    return None
+
+
+def look(disk, begun=""):
+    """The Verdict on a disk. Reads only. begun: UUID of the partition in which a file system was begun, if in one."""
     disk = os.path.realpath(disk)
     if not (SYS / os.path.basename(disk)).is_dir():
         raise BackupError(f"{disk} is not a block device of this machine", USAGE)
@@ -119,7 +143,7 @@ def look(disk):
         if facts.get("PART_ENTRY_TYPE") == TYPE and facts.get("PART_ENTRY_NAME") == LABEL:
             if len(parts) > 1:
                 return Verdict("foreign", disk, part, f"besides {part} it has partitions not made here")
-            return look_inside(disk, part, facts)
+            return look_inside(disk, part, facts, begun)
     busy = users(disk)
     if busy:
         return Verdict("foreign", disk, why="; ".join(busy))
@@ -133,15 +157,30 @@ def look(disk):
     return Verdict("empty", disk)
 
 
-def look_inside(disk, part, facts):
+def look_inside(disk, part, facts, begun):
     """The same for a disk that has our partition."""
+    uuid = facts.get("PART_ENTRY_UUID", "")
     if facts.get("TYPE") == "ext4" and facts.get("LABEL") == LABEL:
-        return Verdict("ours", disk, part, uuid=facts.get("PART_ENTRY_UUID", ""))
+        return Verdict("ours", disk, part, uuid=uuid)
     found = signatures(part)
-    if not found and "AMBIVALENT" not in facts:
-        return Verdict("unformatted", disk, part)
-    what = ", ".join(found) or "several signatures"
-    return Verdict("foreign", disk, part, f"{part} is of our type, but carries {what}")
+    if found or "AMBIVALENT" in facts:
+        what = ", ".join(found) or "several signatures"
+        return Verdict("foreign", disk, part, f"{part} is of our type, but carries {what}", uuid)
+    why = "" if uuid and uuid == begun else remains(part)
+    return Verdict("foreign" if why else "unformatted", disk, part, why, uuid)
+
+
+def remains(part):
+    """What says that a partition of ours without a signature may be a volume that was damaged; "" if nothing does."""
+    copy = superblock_copy(part)
+    if copy:
+        return (
+            f"{part} is of our type and has no superblock, but a copy of one: if it was the backup volume, "
+            f"e2fsck -b {copy[0]} -B {copy[1]} {part} can restore it"
+        )
+    if not edges_are_zero(part):
+        return f"{part} is of our type and has no signature, but its first or last MiB is not zero"
+    return ""
 
 
 def candidates():
@@ -157,20 +196,27 @@ def candidates():
     return found
 
 
-def choose(known):
+def choose(known, begun=""):
     """The Verdict on the one disk that is, or can become, the data disk.
 
     known: UUID of the partition that was the volume before, if one was: then no other disk will do, however empty.
     """
-    verdicts = [look(disk) for disk in candidates()]
+    verdicts = [look(disk, begun) for disk in candidates()]
     if known:
-        for verdict in verdicts:
-            if verdict.kind == "ours" and verdict.uuid == known:
-                return verdict
+        fit = [v for v in verdicts if v.uuid == known]
+        if [v.kind for v in fit] == ["ours"]:
+            return fit[0]
+        what = f"the backup volume of this machine, partition {known}, "
+        if len(fit) > 1:
+            what += (
+                f"is on {' and on '.join(v.disk for v in fit)}: one is a copy of the other. Leave one in the machine"
+            )
+        elif fit:
+            what += f"is {fit[0].part}, and is not used: {fit[0].why or 'it carries nothing'}"
+        else:
+            what += "is not there. Is its disk connected?"
         raise BackupError(
-            f"the backup volume of this machine, partition {known}, is not there. Is its disk connected? To begin "
-            f"with another disk, name it: itree-backup-volume provision DISK",
-            REFUSED,
+            f"{what.rstrip('.')}. To begin with another disk, name it: itree-backup-volume provision DISK", REFUSED
         )
     for kinds in (("ours", "unformatted"), ("empty",)):
         fit = [v for v in verdicts if v.kind in kinds]
@@ -192,7 +238,9 @@ def choose(known):
 
 def repart(disk, empty):
     """Let systemd-repart make or grow the partition; empty is its --empty=."""
-    call("systemd-repart", f"--definitions={DEFINITIONS}", f"--empty={empty}", "--dry-run=no", "--no-pager", disk)
+    # Of a seed that is not random, the machine's ID, the UUIDs of all its data disks would be the same.
+    call("systemd-repart", f"--definitions={DEFINITIONS}", f"--empty={empty}", "--seed=random", "--dry-run=no",
+         "--no-pager", disk)  # fmt: skip
     # Some kernels and releases of systemd do not agree on how to tell the kernel.
     call("partx", "--update", disk, ok=None)
     # udev makes the links that the mount unit waits for; without udev the kernel's own nodes are enough.
@@ -213,8 +261,11 @@ def format_(part):
     os.sync()
 
 
-def provision(verdict):
-    """Make a disk the data disk, as far as it is not. Returns what was done, in words."""
+def provision(verdict, note=None):
+    """Make a disk the data disk, as far as it is not. Returns what was done, in words.
+
+    note: file that has the UUID of a partition from before its file system is begun until that is complete.
+    """
     if verdict.kind == "foreign":
         raise BackupError(
             f"{verdict.disk} is not touched: {verdict.why}. If nothing on it is needed, empty it yourself: "
@@ -222,29 +273,63 @@ def provision(verdict):
             REFUSED,
         )
     if verdict.kind == "ours":
+        # mke2fs writes the superblock that this was told by last, when all else is on the disk.
+        forget(note)
         repart(verdict.disk, "refuse")
         return f"{verdict.part} is the backup volume already"
     if verdict.kind == "empty":
         call("mke2fs", "-n", "-t", "ext4", "-O", "itree", verdict.disk, "8192")
         repart(verdict.disk, "require")
-        again = look(verdict.disk)
+        # What the middle of the disk has of a former use does not matter: the partition was made here and now.
+        made = [probe(part).get("PART_ENTRY_UUID", "") for part in partitions(verdict.disk)]
+        again = look(verdict.disk, begun="".join(made))
         if again.kind != "unformatted":
             raise BackupError(f"{verdict.disk}: after partitioning it is {again.kind}: {again.why or 'no partition'}")
         verdict = again
+    if note:
+        write_file(note, verdict.uuid + "\n")
     format_(verdict.part)
     after = look(verdict.disk)
     if after.kind != "ours":
         raise BackupError(f"{verdict.part} was formatted and yet is {after.kind}: {after.why}", FAILED)
+    forget(note)
     return f"{verdict.part} was formatted: it is the backup volume now"
 
 
-def wait(known, seconds):
+def forget(note):
+    """The note is gone for good before the volume can be mounted and get data."""
+    if note and note.exists():
+        note.unlink()
+        fsync_directory(note.parent)
+
+
+def announce(verdict):
+    """Let udev give LINK to the partition of a Verdict, and to no other."""
+    for other in RUN.iterdir():
+        other.unlink()
+    # Who has it loses it first, and systemd forgets that LINK was checked: else another would be mounted unchecked.
+    ask_udev("--subsystem-match=block", f"--property-match=ID_PART_ENTRY_NAME={LABEL}")
+    (RUN / verdict.uuid).touch()
+    ask_udev(SYS / os.path.basename(verdict.part))
+    if LINK.exists() and os.path.realpath(LINK) != verdict.part:
+        raise BackupError(
+            f"{LINK} is {os.path.realpath(LINK)}, not {verdict.part}: is one a copy of the other?", REFUSED
+        )
+
+
+def ask_udev(*which):
+    """Have udev look at devices anew; returns when it has."""
+    call("udevadm", "trigger", *which, ok=None)
+    call("udevadm", "settle", "--timeout=30", ok=None)
+
+
+def wait(known, begun, seconds):
     """choose(), again until there is a data disk or the time is up: disks appear when they like."""
     end = time.monotonic() + seconds
     while True:
         call("udevadm", "settle", "--timeout=10", ok=None)
         try:
-            return choose(known)
+            return choose(known, begun)
         except BackupError:
             if time.monotonic() >= end:
                 raise
@@ -273,15 +358,22 @@ def main():
     if os.geteuid():
         print("itree-backup-volume: disks take root: use sudo", file=sys.stderr)
         return USAGE
+    note = args.state.with_name(f"{args.state.name}.format") if args.state.parent.is_dir() else None
     try:
-        verdict = look(args.disk) if args.disk else wait(read_state(args.state), args.wait)
+        known, begun = read_state(args.state), read_state(note) if note else ""
+        verdict = look(args.disk, begun) if args.disk else wait(known, begun, args.wait)
         if args.what == "check":
             print(f"{verdict.disk}: {verdict.kind}" + (f": {verdict.why}" if verdict.why else ""))
             return REFUSED if verdict.kind == "foreign" else 0
-        print(provision(verdict))
-        uuid = look(verdict.disk).uuid
-        if args.state.parent.is_dir() and read_state(args.state) != uuid:
-            write_file(args.state, uuid + "\n")
+        print(provision(verdict, note))
+        now = look(verdict.disk)
+        if note and known != now.uuid:
+            write_file(args.state, now.uuid + "\n")
+        # systemd says so to the service. What is mounted does not change under whoever calls this by hand.
+        if os.environ.get("RUNTIME_DIRECTORY") == str(RUN):
+            announce(now)
+        elif note and known != now.uuid:
+            print("It is mounted from the next boot on, or by: systemctl restart itree-backup-volume.service")
     except BackupError as err:
         print(f"itree-backup-volume {args.what}: {err}", file=sys.stderr)
         return err.code
