@@ -168,6 +168,20 @@ def test_files_are_held_open(tar, many, tmp_path, soft, hard, most):
     assert limits == ([soft + most, soft] if soft < hard else [])
 
 
+@pytest.mark.parametrize("how", ["replace", "system"])
+def test_time_of_access_of_a_directory_stays(tar, many, tmp_path, how):
+    """Names are read once more when their turn comes, after tar has set the time back."""
+    if os.statvfs(many).f_flag & os.ST_NOATIME:
+        pytest.skip("the file system keeps no time of access")
+    old = 10**18
+    forget(many)
+    os.utime(many, ns=(old, os.stat(many).st_mtime_ns))
+    run(tar, "--sort=disk", f"--atime-preserve={how}", "-cf", tmp_path / "a.tar", "-C", many.parent, many.name)
+    assert os.stat(many).st_atime_ns == old
+    os.listdir(many)
+    assert os.stat(many).st_atime_ns != old
+
+
 def test_disk_order_in_little_memory(tar, many, ext4, tmp_path):
     """More than 1 MiB remembers: several rows, nothing lost, time stamps of directories as ever."""
     where = ext4 / "long"
