@@ -169,6 +169,18 @@ def test_foreign_disk(booted, tmp_path):
     well(booted)
 
 
+def test_grown_disk(booted):
+    """The disk grew, as virtual ones do: partition and file system follow at the next boot."""
+    blocks = "stat -f -c %b /srv/backup"
+    was = int(booted(blocks))
+    booted.off()
+    with open(booted.machine.data, "r+b") as handle:
+        handle.truncate(2 * handle.seek(0, 2))
+    booted.boot()
+    well(booted)
+    assert int(booted(blocks)) > 1.9 * was
+
+
 def test_larger_disk(booted):
     """One that is to take the volume's place, beside it: what is mounted is what is noted, not what has the label."""
     new = booted.machine.top / "new.raw"
