@@ -141,7 +141,13 @@ def defrag(g: Guest) -> None:
         return sum(filefrag(g, path)[0] for path in written)
 
     def maps():
-        return {name: filefrag(g, g.path(name))[1] for name in ("d", "e")}
+        """(directory, logical block): physical block"""
+        return {
+            (name, logical + n): physical + n
+            for name in ("d", "e")
+            for logical, physical, length, *_ in filefrag(g, g.path(name))[1]
+            for n in range(length)
+        }
 
     names = {name: sorted(os.listdir(g.path(name))) for name in ("d", "e")}
     before, where = pieces(), maps()
@@ -151,7 +157,11 @@ def defrag(g: Guest) -> None:
     after = pieces()
     g.want(after < before // 2, f"{before} pieces before, {after} after e4defrag")
     g.stats.update(before=before, after=after)
-    g.equal(maps(), where, "where the directories' blocks are")
+    # A name that e4defrag makes for a moment may split a leaf: blocks come to them, and none moves.
+    now = maps()
+    moved = {at: (block, now.get(at)) for at, block in where.items() if now.get(at) != block}
+    g.equal(moved, {}, "blocks of the directories that moved")
+    g.want(len(now) < len(where) + 24, f"the directories grew from {len(where)} to {len(now)} blocks")
     g.again()
     for path, data in written.items():
         g.want(pathlib.Path(path).read_bytes() == data, f"other contents in {path}")
