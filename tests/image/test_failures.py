@@ -46,6 +46,23 @@ def begin(appliance, *args):
                             stderr=subprocess.STDOUT, text=True)  # fmt: skip
 
 
+def half_run(appliance, mail):
+    """A run of the host that has something, and will be at work for a while."""
+    night(mail, 400, 7)
+    slow(appliance, more="bandwidth = 60\n")
+    proc = begin(appliance, "run", "mx1")
+    fetched(appliance, 10)
+    return proc
+
+
+def fake_rsync(tmp_path, script):
+    """The environment in which the appliance finds a script in place of rsync, whose PATH is REAL_PATH then."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "rsync").write_text(script)
+    (tmp_path / "bin" / "rsync").chmod(0o755)
+    return {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "REAL_PATH": os.environ["PATH"]}
+
+
 def fetched(appliance, number, host="mx1"):
     """Wait until a run has that many files of new mail."""
     for _ in range(2400):
@@ -122,10 +139,7 @@ def test_client_gone(backed):
 def test_stopped(backed):
     """systemctl stop, or Control-C: rsync ends too, the lock is free, the next run goes on."""
     appliance, mail, first = backed
-    night(mail, 400, 7)
-    slow(appliance, more="bandwidth = 60\n")
-    proc = begin(appliance, "run", "mx1")
-    fetched(appliance, 10)
+    proc = half_run(appliance, mail)
     assert "is at work" in appliance("prune", "mx1", ok=(3,))
     proc.terminate()
     said = proc.communicate(timeout=30)[0]
@@ -290,13 +304,8 @@ def test_damaged_file_that_has_gone(backed, tmp_path):
     victim = sorted((appliance.good("mx1")[0] / "cur").iterdir())[3]
     flip(victim)
     appliance("verify", "mx1", ok=(7,))
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "rsync").write_text(
-        f"#!/bin/sh\ncase \"$*\" in *--files-from=*) rm -f '{mail}/cur/{victim.name}' ;; esac\n"
-        'PATH=$REAL_PATH exec rsync "$@"\n'
-    )
-    (tmp_path / "bin" / "rsync").chmod(0o755)
-    env = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "REAL_PATH": os.environ["PATH"]}
+    gone = f"case \"$*\" in *--files-from=*) rm -f '{mail}/cur/{victim.name}' ;; esac"
+    env = fake_rsync(tmp_path, f'#!/bin/sh\n{gone}\nPATH=$REAL_PATH exec rsync "$@"\n')
     assert "is no longer on the client" in appliance("run", "mx1", env=env)
     new = state(appliance.good("mx1")[1])
     assert os.fsencode(f"cur/{victim.name}") not in new
@@ -307,10 +316,7 @@ def test_damaged_file_that_has_gone(backed, tmp_path):
 def test_interrupted_run_with_damaged_files(backed):
     """An interrupted run that had linked to them is not linked to."""
     appliance, mail, _ = backed
-    night(mail, 400, 7)
-    slow(appliance, more="bandwidth = 60\n")
-    proc = begin(appliance, "run", "mx1")
-    fetched(appliance, 10)
+    proc = half_run(appliance, mail)
     proc.terminate()
     proc.communicate(timeout=30)
     (partial,) = appliance.partial("mx1")
@@ -414,10 +420,7 @@ def test_bad_disk(backed, tmp_path, damage, said):
     """What the disk does not give back as it came is no good snapshot."""
     appliance, mail, first = backed
     night(mail, 20, 7)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "rsync").write_text(WRAPPER.format(damage=damage))
-    (tmp_path / "bin" / "rsync").chmod(0o755)
-    env = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "REAL_PATH": os.environ["PATH"]}
+    env = fake_rsync(tmp_path, WRAPPER.format(damage=damage))
     assert said in appliance("run", "mx1", ok=(7,), env=env)
     assert len(appliance.good("mx1")) == 1 and appliance.status("mx1")["state"] == "damaged"
     same(first, state(appliance.good("mx1")[0]))

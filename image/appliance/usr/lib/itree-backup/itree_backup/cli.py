@@ -196,14 +196,13 @@ def cmd_discard(base, args):
 
 
 def cmd_status(base, args):
-    found, now = stores(base, args.host), time.time()
+    found = stores(base, args.host)
     if args.json:
         space, percent, inodes = store_.free(base.volume)
         configured, misnamed = config.hosts(base), config.misnamed(base)
         hosts = {s.name: {**s.status(), "snapshots": s.snapshots(), "partial": s.names(".partial"),
-                          "retired": s.name not in configured,
-                          "well": report.overview(s, now, base.max_age, s.name in configured)[1]}
-                 for s in found}  # fmt: skip
+                          "retired": s.name not in configured, "well": well}
+                 for s, (_, well) in zip(found, overviews(base, found, configured), strict=True)}  # fmt: skip
         print(json.dumps({"volume": str(base.volume), "free_bytes": space, "free_percent": round(percent, 2),
                           "free_inodes_percent": round(inodes, 2), "hosts": hosts,
                           "misnamed": misnamed}, indent=1))  # fmt: skip
@@ -213,10 +212,16 @@ def cmd_status(base, args):
     return 0 if well else 1
 
 
+def overviews(base, found, configured):
+    """(line, whether it is well) of each of these stores; configured: names of the hosts that are."""
+    now = time.time()
+    return [report.overview(s, now, base.max_age, s.name in configured) for s in found]
+
+
 def status_lines(base, found):
     """What status says of these stores and the volume, as lines, and whether all is well."""
-    configured, misnamed = config.hosts(base), config.misnamed(base)
-    told = [report.overview(s, time.time(), base.max_age, s.name in configured) for s in found]
+    misnamed = config.misnamed(base)
+    told = overviews(base, found, config.hosts(base))
     lines = [line for line, _ in told] or ["no hosts yet: see itree-backup.conf(5)"]
     lines += [f"{MISNAMED} {path}" for path in misnamed]
     space, percent, inodes = store_.free(base.volume)

@@ -86,14 +86,15 @@ def overview(store, now, max_age, configured=True):
     if state == "running" and not is_locked(store):
         state = "interrupted"
     problems = []
-    if not configured:
+    if configured:
+        if state not in ("ok", "running"):
+            problems.append(status.get("message", "") if state != "interrupted" else "the run was cut off")
+        if good is None:
+            problems.append("no good snapshot")
+        elif old > max_age * 3600:
+            problems.append(f"newest good snapshot is older than {max_age:g} h")
+    else:
         state = "retired"
-    elif state not in ("ok", "running"):
-        problems.append(status.get("message", "") if state != "interrupted" else "the run was cut off")
-    if good is None and configured:
-        problems.append("no good snapshot")
-    elif configured and old > max_age * 3600:
-        problems.append(f"newest good snapshot is older than {max_age:g} h")
     if status.get("damaged_files"):
         problems.append(f"{status['damaged_files']} damaged files")
     if status.get("prune_message") and configured:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Getting files back: into a directory of this machine, or as a tar stream to wherever."""
 
+import contextlib
 import os
 import pathlib
 import subprocess
@@ -127,13 +128,9 @@ def export(store, name, paths, out):
 
 def write_sums(store, name, out):
     """Write `md5  path` lines for a snapshot, names escaped as md5sum does it; how many files are missing in it."""
-    with store.reading(name):
-        return _write_sums(store, name, out)
-
-
-def _write_sums(store, name, out):
-    tree, sums, unknown = Tree(store.path / name), Sums(store.meta / "sums.sqlite", writer=False), 0
-    try:
+    unknown = 0
+    with (store.reading(name), contextlib.closing(Tree(store.path / name)) as tree,
+          contextlib.closing(Sums(store.meta / "sums.sqlite", writer=False)) as sums):  # fmt: skip
         for path, entry in tree.walk():
             if not entry.is_file(follow_symlinks=False):
                 continue
@@ -145,7 +142,4 @@ def _write_sums(store, name, out):
             plain = path.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
             out.write((b"\\" if plain != path else b"") + known[0].hex().encode() + b"  ./" + plain + b"\n")
         out.flush()
-    finally:
-        tree.close()
-        sums.close()
     return unknown

@@ -61,14 +61,15 @@ class Sums:
     def __init__(self, path, writer=True):
         self.path, self.writer, self.pending = path, writer, 0
         name = f"{path.absolute().as_uri()}?mode={'rwc' if writer else 'ro'}"
-        if not writer and not path.exists():
-            name = "file::memory:"  # nothing is known of any file
+        nothing = not writer and not path.exists()
+        if nothing:
+            name = "file::memory:"
         self.db = self.guard(lambda: sqlite3.connect(name, timeout=PATIENCE, isolation_level=None, uri=True))
         if writer:
             # What is changed waits in memory for the commit: written out before, it would lock readers out until then.
             self.guard(lambda: self.db.execute("pragma cache_spill=off"))
             self.guard(lambda: self.db.execute("pragma synchronous=full"))
-        if writer or not path.exists():
+        if writer or nothing:
             self.guard(lambda: self.db.execute(SCHEMA))
         if writer:
             self.guard(lambda: self.db.execute("begin"))
