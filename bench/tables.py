@@ -192,14 +192,15 @@ def _compare(data: Data, ours: Key, peers: list[str], work: str) -> tuple[str, b
         theirs, until = data.seconds(key), data.seconds_until_failed(key)
         if until is not None:
             texts.append(f"{peer} {NOT_FINISHED}, {number(until)} s until then")
-            if mine is None or mine > until:
-                ahead = None if ahead is not False else False
+        else:
+            texts.append(f"{peer} {number(theirs)} s" if theirs is not None else f"{peer} {NOT_MEASURED}")
+        least = theirs if until is None else until
+        if mine is not None and least is not None and mine <= least:
             continue
-        texts.append(f"{peer} {number(theirs)} s" if theirs is not None else f"{peer} {NOT_MEASURED}")
-        if mine is None or theirs is None:
-            ahead = None if ahead is not False else False
-        elif mine > theirs:
+        if mine is not None and theirs is not None:
             ahead = False
+        elif ahead:
+            ahead = None
     return ", ".join(texts), ahead
 
 

@@ -71,7 +71,7 @@ def one_hash(g: Guest) -> None:
     exact(g, grown, len(wanted))
     g.again()
     for d in (built, grown):
-        # By a window that goes by hash, and by a reader that opens it anew for each call.
+        # The first window of a directory that large goes by hash.
         listed(g, d, wanted, "by readdir")
         g.equal(io.itree(d, io.STAT).state & io.BAD, 0, "the tree is called bad")
         for tail in TAILS:
