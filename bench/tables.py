@@ -48,9 +48,13 @@ class Line:
     command: str
 
 
+def part_of(work: str) -> str:
+    """Which requests of a work's trace count."""
+    return "all" if work in WRITING else "reads"
+
+
 def _priced(figures: dict, key: Key, disk: str) -> float | None:
-    part = "all" if key[1] in WRITING else "reads"
-    return figures["disks"][disk][part] if "disks" in figures else None
+    return figures["disks"][disk][part_of(key[1])] if "disks" in figures else None
 
 
 class Data:
@@ -113,7 +117,7 @@ def work_table(data: Data, work: str) -> tuple[list[str], list[list[str]]]:
             elif told["status"]:
                 row.append(NOT_FINISHED)
             else:
-                part = "all" if work in WRITING else "reads"
+                part = part_of(work)
                 figures = told["figures"]
                 seconds = figures["disks"][SAS10K.name][part]
                 row.append(f"{figures[part]['requests']:,} req, {number(seconds)} s")
@@ -124,7 +128,7 @@ def work_table(data: Data, work: str) -> tuple[list[str], list[list[str]]]:
 def disk_table(data: Data, setup: tuple[int, int, str], work: str) -> tuple[list[str], list[list[str]]]:
     """Seconds on each disk, a row for each system; where there is a queue, from all in flight to one at a time."""
     rows = []
-    part = "all" if work in WRITING else "reads"
+    part = part_of(work)
     for system in data.systems(work):
         told = data.by_key.get((system, work, *setup))
         if told is None or told["status"]:
