@@ -67,10 +67,44 @@ def test_same_seed_same_walk(tmp_path):
     assert logs[0] == logs[1] and len(logs[0]) > 4
 
 
-def test_a_lost_name_is_noticed(tmp_path):
-    walk = walker.Walk(0, tmp_path)
-    shutil.copyfile(configs.template("1k"), walk.image)
+def on(volume, tmp_path):
+    """A walk that has not begun"""
+    walk = walker.Walk(0, tmp_path, config=volume)
+    shutil.copyfile(configs.template(volume), walk.image)
     walk.model = walker.learn(walk.image)
+    return walk
+
+
+def remove(walk, names):
+    assert set(walk.volume([f"unlink /big/{name}" for name in names])) == {"ok"}
+    for name in names:
+        walk.model.remove(f"/big/{name}")
+
+
+@pytest.mark.parametrize("volume", ["1k", "1k-late", "2k"])
+def test_no_name_twice_after_a_split(volume, tmp_path):
+    """A leaf of the htree that is split holds few names and much room that deleted ones have left."""
+    walk = on(volume, tmp_path)
+    names = sorted(n for n in walk.model.get("/big").entries if n.startswith("first"))
+    remove(walk, [name for number, name in enumerate(names) if number % 5 > 1])
+    given = walk.many(count=400)
+    given = (given[0].replace(f" {given[2]} /common", " 250 /common"), given[1], 250, "/big")
+    assert walk.made(walk.volume([given[0]])[0], given) == 400
+    walk.check(True)
+
+
+def test_quota_of_a_packed_directory(tmp_path):
+    """Its extent tree has fewer blocks then."""
+    walk = on("1k-quota", tmp_path)
+    names = sorted(n for n in walk.model.get("/big").entries if n.startswith("first"))
+    remove(walk, names[: len(names) * 2 // 3])
+    walk.check(False)
+    walk.expect("e2fsck", "-fyD", walk.image, ok=(0, 1))
+    walk.check(True)
+
+
+def test_a_lost_name_is_noticed(tmp_path):
+    walk = on("1k", tmp_path)
     walk.check(True)
     name = next(n for n in walk.model.get("/big").entries if n.startswith("first"))
     assert walk.volume([f"unlink /big/{name}"]) == ["ok"]
