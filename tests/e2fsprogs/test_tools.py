@@ -144,6 +144,31 @@ def test_debugfs_build_and_drop(image):
 # --- the library ---
 
 
+def dirsearch(image, name):
+    """debugfs ended by itself if this returns."""
+    return run("debugfs", "-R", f"dirsearch /big {name}", image.path, timeout=20)[1]
+
+
+def test_dirsearch_ends_where_the_directory_does(image):
+    names = [name for name, _ in image.names()]
+    assert "Entry found at logical block" in dirsearch(image, names[-1])
+    for absent in ("absent", names[0][:-1]):
+        out = dirsearch(image, absent)
+        assert "found" not in out and "corrupted" not in out and "while" not in out, out
+
+
+def test_dirsearch_goes_on_behind_a_damaged_block(tmp_path, source):
+    image = make(tmp_path / "fs.img", source, "itree,^metadata_csum")
+    image.fsck("-fyD", ok=(0, 1))
+    where = {name: int(re.search(r"logical block (\d+)", dirsearch(image, name))[1]) for name, _ in image.names()[::50]}
+    bad = min(where.values())
+    # The length of the block's first entry, at byte 4, becomes 0.
+    image.change(f"zap_block -f /big -o 4 -l 2 -p 0 {bad}")
+    found = {name: "Entry found" in dirsearch(image, name) for name in where}
+    assert found == {name: block != bad for name, block in where.items()}
+    assert f"block {bad}" in dirsearch(image, "absent")
+
+
 def test_links_to_one_inode(one):
     """Keys of one inode differ in the hash alone."""
     ino = one.inode("/file")[0]
