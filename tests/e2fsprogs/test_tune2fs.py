@@ -7,7 +7,8 @@ import re
 import subprocess
 
 import pytest
-from conftest import make, run, tool
+from conftest import ITREE_FL, SEG, make, run, tool
+from test_deep_extents import ENTRIES, extents, scattered
 from test_interrupt import stopper
 
 POINTS = 300 if os.environ.get("ITREE_FULL") else 12  # at random, and the first and last ones
@@ -35,6 +36,15 @@ def volume(tmp_path, source, features, size="48M"):
     image.fsck("-fyD", ok=(0, 1))
     image.clean()
     assert image.has_tree()
+    return image
+
+
+def mounted_since(image):
+    """As after a mount and a clean unmount: e2fsck has not seen it since."""
+    image.change("ssv lastcheck @1700000000", "ssv mtime @1700001000")
+    sb = image.path.read_bytes()[1024:2048]
+    assert int.from_bytes(sb[0x40:0x44], "little") < int.from_bytes(sb[0x2C:0x30], "little")
+    assert state(image) == "clean"
     return image
 
 
@@ -84,6 +94,8 @@ def stopped(image, args, at=0):
 )
 def test_killed(args, features, mends, tmp_path, source):
     master = volume(tmp_path, source, features)
+    if args == ["-O", "^itree"]:
+        mounted_since(master)
     before = master.path.read_bytes()
     names = master.names()
     code, writes = stopped(master.copy(tmp_path / "whole.img"), args)
@@ -105,3 +117,73 @@ def test_killed(args, features, mends, tmp_path, source):
             image.clean()
             assert image.names() == names
     assert bad, "nothing was ever half done: the test tests nothing"
+
+
+@pytest.mark.parametrize("features", ["flex_bg", "flex_bg,quota", "flex_bg,bigalloc"])
+def test_clears_the_feature_after_an_unmount(features, tmp_path, source):
+    image = mounted_since(volume(tmp_path, source, features))
+    names = image.names()
+    run("tune2fs", "-O", "^itree", image.path)
+    assert not image.has_tree() and not image.has_segment()
+    assert state(image) == "clean"
+    image.clean()
+    assert image.names() == names
+
+
+def test_clears_the_feature_with_a_deep_extent_tree(tmp_path):
+    image = mounted_since(scattered(tmp_path / "fs.img", 5 * ENTRIES[1024]))
+    assert {depth for _, depth, *_ in extents(image)} == {2}
+    names = image.names()
+    run("tune2fs", "-O", "^itree", image.path)
+    assert not image.has_tree() and not image.has_segment()
+    image.clean()
+    assert image.names() == names
+
+
+def physical(image, lblk):
+    return int(re.fullmatch(r"\d+", image.debugfs(f"bmap /big {lblk}"))[0])
+
+
+# what is wrong with the volume, and what tune2fs says about it
+FAULTS = {
+    "node": (lambda i: i.poke(1, 0, b"\0\0\0\0"), "is not safe because of directory inode"),
+    "root": (lambda i: i.poke(0, 0, b"\0\0\0\0"), "is not safe because of directory inode"),
+    "node is free": (lambda i: i.change(f"freeb {physical(i, SEG + 1)}"), "not marked in use"),
+    "name block is free": (lambda i: i.change(f"freeb {physical(i, 3)}"), "not marked in use"),
+    "inode is free": (lambda i: i.change("freei /big"), "not marked in use"),
+    # Checksums have the inode's number in them: with them, it is not even the other directory's tree.
+    "two owners": (
+        lambda i: i.change("mkdir /other", "copy_inode /big /other"),
+        "is not safe because of directory inode",
+    ),
+    "no flag": (lambda i: i.set_flags("/big", off=ITREE_FL), "no valid itree"),
+    "not clean": (lambda i: i.change("ssv state 0"), "requires a freshly checked"),
+    "errors": (lambda i: i.change("ssv state 3"), "requires a freshly checked"),
+    "orphan": (lambda i: i.change("ssv last_orphan 20"), "requires a freshly checked"),
+}
+
+
+@pytest.mark.parametrize("csum", ["metadata_csum", "^metadata_csum"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_after_an_unmount_changes_nothing(fault, csum, tmp_path, source):
+    image = mounted_since(volume(tmp_path, source, f"flex_bg,{csum}"))
+    names = image.names()
+    spoil, reason = FAULTS[fault]
+    spoil(image)
+    before = image.path.read_bytes()
+    code, out = run("tune2fs", "-O", "^itree", image.path, ok=None)
+    assert code == 1 and reason in out and "e2fsck -f" in out, out
+    assert fault != "two owners" or csum == "metadata_csum" or "a block has two owners" in out, out
+    assert image.path.read_bytes() == before
+    # What it asks for helps.
+    image.fsck("-fy", ok=(0, 1))
+    if fault == "two owners":
+        # Known: a tree that two directories share takes e2fsck two runs, and either of them gets the names.
+        image.fsck("-fy", ok=(0, 1))
+        run("tune2fs", "-O", "^itree", image.path)
+        image.clean()
+        assert names in (image.names(), image.names("/other"))
+        return
+    run("tune2fs", "-O", "^itree", image.path)
+    image.clean()
+    assert image.names() == names

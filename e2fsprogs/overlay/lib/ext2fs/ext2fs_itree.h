@@ -129,6 +129,8 @@ errcode_t ext2fs_itree_build_keys(ext2_filsys fs, ext2_ino_t dir,
 errcode_t ext2fs_itree_drop(ext2_filsys fs, ext2_ino_t dir);
 errcode_t ext2fs_itree_forget(ext2_filsys fs, ext2_ino_t dir);
 errcode_t ext2fs_itree_drop_all(ext2_filsys fs, unsigned int *dropped);
+errcode_t ext2fs_itree_check_all(ext2_filsys fs, ext2_ino_t *dir,
+				 struct ext2fs_itree_fault *fault);
 
 /* Changing an open tree; after an error it has to be dropped */
 errcode_t ext2fs_itree_insert(ext2fs_itree it, __u64 key);

@@ -213,8 +213,14 @@ errcode_t ext2fs_itree_forget(ext2_filsys fs, ext2_ino_t dir)
 	return 0;
 }
 
-/* Drops every tree and every unused segment of a file system. */
-errcode_t ext2fs_itree_drop_all(ext2_filsys fs, unsigned int *dropped)
+/*
+ * Calls @func for every directory that has a tree or an unused segment.  If
+ * that ends with an error, *at is the inode it came from, or 0.
+ */
+static errcode_t for_each_tree(ext2_filsys fs, ext2_ino_t *at,
+			       errcode_t (*func)(ext2_filsys fs, ext2_ino_t dir,
+						 struct ext2_inode *inode,
+						 void *priv), void *priv)
 {
 	struct ext2_inode	inode;
 	ext2_inode_scan		scan;
@@ -222,17 +228,17 @@ errcode_t ext2fs_itree_drop_all(ext2_filsys fs, unsigned int *dropped)
 	errcode_t		retval;
 	int			segment;
 
-	if (dropped)
-		*dropped = 0;
 	retval = ext2fs_open_inode_scan(fs, 0, &scan);
 	if (retval)
 		return retval;
 	while (1) {
+		*at = 0;
 		retval = ext2fs_get_next_inode(scan, &ino, &inode);
 		if (retval == EXT2_ET_BAD_BLOCK_IN_INODE_TABLE)
 			continue;
 		if (retval || !ino)
 			break;
+		*at = ino;
 		if (!LINUX_S_ISDIR(inode.i_mode) || !inode.i_links_count)
 			continue;
 		retval = ext2fs_itree_has_segment(fs, ino, &inode, &segment);
@@ -240,12 +246,171 @@ errcode_t ext2fs_itree_drop_all(ext2_filsys fs, unsigned int *dropped)
 			break;
 		if (!segment && !(inode.i_flags & EXT4_ITREE_FL))
 			continue;
-		retval = ext2fs_itree_drop(fs, ino);
+		retval = func(fs, ino, &inode, priv);
 		if (retval)
 			break;
-		if (dropped)
-			(*dropped)++;
 	}
 	ext2fs_close_inode_scan(scan);
+	return retval;
+}
+
+static errcode_t drop_one(ext2_filsys fs, ext2_ino_t dir,
+			  struct ext2_inode *inode EXT2FS_ATTR((unused)),
+			  void *priv)
+{
+	unsigned int	*dropped = priv;
+	errcode_t	retval;
+
+	retval = ext2fs_itree_drop(fs, dir);
+	if (!retval)
+		(*dropped)++;
+	return retval;
+}
+
+/* Drops every tree and every unused segment of a file system. */
+errcode_t ext2fs_itree_drop_all(ext2_filsys fs, unsigned int *dropped)
+{
+	unsigned int	count = 0;
+	ext2_ino_t	at;
+	errcode_t	retval;
+
+	retval = for_each_tree(fs, &at, drop_one, &count);
+	if (dropped)
+		*dropped = count;
+	return retval;
+}
+
+struct claims {
+	ext2fs_block_bitmap	map;	/* clusters that have an owner */
+	struct ext2fs_itree_fault *fault;
+};
+
+static errcode_t claim(ext2_filsys fs, struct claims *claims, blk64_t blk,
+		       blk64_t len, blk64_t shared)
+{
+	blk64_t	end = blk + len;
+
+	if (!len || blk < fs->super->s_first_data_block || end < blk ||
+	    end > ext2fs_blocks_count(fs->super)) {
+		claims->fault->why = "a block is outside of the file system";
+		return EXT2_ET_ITREE_CORRUPT;
+	}
+	for (blk &= ~EXT2FS_CLUSTER_MASK(fs); blk < end;
+	     blk += EXT2FS_CLUSTER_RATIO(fs)) {
+		if (!ext2fs_test_block_bitmap2(fs->block_map, blk)) {
+			claims->fault->why = "a block is not marked in use";
+			return EXT2_ET_ITREE_CORRUPT;
+		}
+		if (ext2fs_test_block_bitmap2(claims->map, blk) &&
+		    blk != shared) {
+			claims->fault->why = "a block has two owners";
+			return EXT2_ET_ITREE_CORRUPT;
+		}
+		ext2fs_mark_block_bitmap2(claims->map, blk);
+	}
+	return 0;
+}
+
+/* Claims the blocks of a directory: names, tree, and the extent tree itself. */
+static errcode_t claim_dir(ext2_filsys fs, ext2_ino_t dir,
+			   struct ext2_inode *inode, struct claims *claims)
+{
+	ext2_extent_handle_t	handle;
+	struct ext2fs_extent	ex;
+	errcode_t		retval;
+	blk64_t			shared = ~0ULL;
+	int			op = EXT2_EXTENT_ROOT;
+
+	retval = ext2fs_extent_open2(fs, dir, inode, &handle);
+	if (retval)
+		return retval;
+	while (1) {
+		retval = ext2fs_extent_get(handle, op, &ex);
+		if (retval)
+			break;
+		op = EXT2_EXTENT_NEXT;
+		if (ex.e_flags & EXT2_EXTENT_FLAGS_SECOND_VISIT)
+			continue;
+		claims->fault->lblk = ex.e_lblk;
+		if (!(ex.e_flags & EXT2_EXTENT_FLAGS_LEAF)) {
+			retval = claim(fs, claims, ex.e_pblk, 1, ~0ULL);
+		} else {
+			/* The next extent may go on in the same cluster */
+			retval = claim(fs, claims, ex.e_pblk, ex.e_len, shared);
+			shared = (ex.e_pblk + ex.e_len - 1) &
+				 ~EXT2FS_CLUSTER_MASK(fs);
+		}
+		if (retval)
+			break;
+	}
+	ext2fs_extent_free(handle);
+	return retval == EXT2_ET_EXTENT_NO_NEXT ? 0 : retval;
+}
+
+static errcode_t check_one(ext2_filsys fs, ext2_ino_t dir,
+			   struct ext2_inode *inode, void *priv)
+{
+	struct ext2fs_itree_report report;
+	struct claims	*claims = priv;
+	ext2fs_itree	it;
+	errcode_t	retval;
+
+	if (!ext2fs_test_inode_bitmap2(fs->inode_map, dir)) {
+		claims->fault->why = "the inode is not marked in use";
+		return EXT2_ET_ITREE_CORRUPT;
+	}
+	if (!(inode->i_flags & EXT4_ITREE_FL)) {
+		claims->fault->why = "the blocks have no valid itree";
+		return EXT2_ET_ITREE_CORRUPT;
+	}
+	retval = ext2fs_itree_open(fs, dir, claims->fault, &it);
+	if (retval)
+		return retval;
+	retval = ext2fs_itree_verify(it, &report, claims->fault);
+	ext2fs_itree_close(it);
+	return retval ? retval : claim_dir(fs, dir, inode, claims);
+}
+
+static void claim_metadata(ext2_filsys fs, ext2fs_block_bitmap map)
+{
+	dgrp_t	i;
+
+	for (i = 0; i < fs->group_desc_count; i++) {
+		ext2fs_reserve_super_and_bgd(fs, i, map);
+		ext2fs_mark_block_bitmap2(map, ext2fs_block_bitmap_loc(fs, i));
+		ext2fs_mark_block_bitmap2(map, ext2fs_inode_bitmap_loc(fs, i));
+		ext2fs_mark_block_bitmap_range2(map,
+						ext2fs_inode_table_loc(fs, i),
+						fs->inode_blocks_per_group);
+	}
+}
+
+/*
+ * Checks, without changing anything, that ext2fs_itree_drop_all() would free
+ * the blocks of trees and no others: every tree is sound, its blocks are in
+ * use, and neither another directory with a tree nor the file system's own
+ * metadata has them too.  Other inodes are not looked at; that takes e2fsck.
+ *
+ * Returns 0 or an error.  Then *dir is the directory at fault, or 0, and
+ * *fault tells why if that is known.
+ */
+errcode_t ext2fs_itree_check_all(ext2_filsys fs, ext2_ino_t *dir,
+				 struct ext2fs_itree_fault *fault)
+{
+	struct claims	claims = { .fault = fault };
+	errcode_t	retval;
+
+	*dir = 0;
+	memset(fault, 0, sizeof(*fault));
+	retval = ext2fs_read_bitmaps(fs);
+	if (retval)
+		return retval;
+	retval = ext2fs_allocate_block_bitmap(fs, "blocks with an owner",
+					      &claims.map);
+	if (retval)
+		return retval;
+	claim_metadata(fs, claims.map);
+	retval = for_each_tree(fs, dir, check_one, &claims);
+	ext2fs_free_block_bitmap(claims.map);
 	return retval;
 }
