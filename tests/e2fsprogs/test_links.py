@@ -3,10 +3,12 @@
 
 import errno
 import os
+import pathlib
 import re
+import tempfile
 
 import pytest
-from conftest import ROOT, make, run
+from conftest import INDEX_FL, ITREE_FL, ROOT, Image, make, run
 from test_fuse import mounted
 
 LINK_MAX = 65000
@@ -88,3 +90,80 @@ def test_fuse2fs_refuses_what_cannot_be_counted(tmp_path):
     assert links(image, "/many") == LINK_MAX and links(image, "/old") == 3
     image.change("sif /many links_count 2", "sif /file links_count 1")
     image.clean()
+
+
+# --- what mke2fs -d copies ---
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """A directory of that many empty ones, which only grows."""
+    top = tmp_path_factory.mktemp("many")
+
+    def get(count):
+        for i in range(len(os.listdir(top)), count):
+            (top / f"d{i:06}").mkdir()
+        assert len(os.listdir(top)) == count
+        return top
+
+    return get
+
+
+def mke2fs_d(tmp_path, source, features):
+    argv = [
+        "-q",
+        "-F",
+        "-t",
+        "ext4",
+        "-O",
+        features,
+        "-b",
+        1024,
+        "-N",
+        80000,
+        "-d",
+        source,
+        tmp_path / "fs.img",
+        "300M",
+    ]
+    return Image(tmp_path / "fs.img"), *run("mke2fs", *argv, ok=None)
+
+
+# The root is the directory, and so holds lost+found as well.
+@pytest.mark.parametrize("count", [64997, 64998, 65533, 65534, 70000])
+def test_mke2fs_d_of_many_subdirectories(many, tmp_path, count):
+    image, code, out = mke2fs_d(tmp_path, many(count), "itree,dir_nlink")
+    assert code == 0, out
+    image.clean()
+    expected = count + 3 if count + 3 <= LINK_MAX else 1
+    assert links(image, "/") == expected
+    assert image.inode("/")[1] & (INDEX_FL | ITREE_FL) == INDEX_FL | ITREE_FL
+    names = [name for name, _ in image.names("/")]
+    assert names == [f"d{i:06}" for i in range(count)] + ["lost+found"]
+    image.exact("/")
+
+
+def test_mke2fs_d_without_dir_nlink(many, tmp_path):
+    # The parameters of the test above have left 70,000.
+    source = many(70000)
+    image, code, out = mke2fs_d(tmp_path, source, "^dir_nlink")
+    assert code != 0 and os.strerror(errno.EMLINK) in out
+    assert f'"d{LINK_MAX - 3:06}"' in out and "dir_nlink" in out
+
+
+def test_mke2fs_d_of_too_many_hard_links(tmp_path):
+    """tmpfs lets a file have more than ext4 does."""
+    if not pathlib.Path("/dev/shm").is_dir():
+        pytest.skip("no tmpfs at /dev/shm")
+    with tempfile.TemporaryDirectory(prefix="itree-links-", dir="/dev/shm") as folder:
+        source = pathlib.Path(folder)
+        (source / "l00000").write_text("x")
+        for i in range(1, LINK_MAX):
+            os.link(source / "l00000", source / f"l{i:05}")
+        image, code, out = mke2fs_d(tmp_path, source, "itree")
+        assert code == 0, out
+        image.clean()
+        assert links(image, "/l00000") == LINK_MAX
+        os.link(source / "l00000", source / "one-too-many")
+        image, code, out = mke2fs_d(tmp_path, source, "itree")
+        assert code != 0 and os.strerror(errno.EMLINK) in out and '"one-too-many"' in out

@@ -2,6 +2,7 @@
 """mke2fs -d with the itree feature, the usage types, and what mke2fs refuses."""
 
 import os
+import pathlib
 import re
 import subprocess
 
@@ -103,6 +104,54 @@ def test_thirty_thousand_names(tmp_path):
 @pytest.mark.parametrize("features", ["inline_data", "^filetype", "casefold", "encrypt"])
 def test_other_features(tree, tmp_path, features):
     indexed(make(tmp_path / "fs.img", tree, f"itree,{features}", 1024, "64M"), tree)
+
+
+def bytes_read(argv):
+    """What a program reads until it ends, from the cache or not"""
+    proc = subprocess.Popen(list(map(str, argv)), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    os.waitid(os.P_PID, proc.pid, os.WEXITED | os.WNOWAIT)
+    text = pathlib.Path(f"/proc/{proc.pid}/io").read_text()
+    assert proc.wait() == 0
+    return int(re.search(r"^rchar: (\d+)$", text, re.M)[1])
+
+
+@pytest.mark.parametrize("kind", ["directories", "files", "symlinks", "fifos", "links"])
+def test_work_grows_with_the_names_not_their_square(tmp_path, kind):
+    top = tmp_path / "source" / "big"
+    top.mkdir(parents=True)
+    counts, first = [], None
+    for step in range(2):
+        for i in range(4000 * step, 4000 * (step + 1)):
+            path = top / f"{'n' * (i % 90)}-{i:06}"
+            if kind == "directories":
+                path.mkdir()
+            elif kind == "files":
+                path.write_bytes(b"")
+            elif kind == "symlinks":
+                path.symlink_to("nowhere")
+            elif kind == "fifos":
+                os.mkfifo(path)
+            elif i % 100:
+                os.link(first, path)
+            else:
+                first = path
+                path.write_bytes(b"x")
+        image = tmp_path / f"fs{step}.img"
+        argv = [tool("mke2fs"), "-q", "-F", "-t", "ext4", "-b", 1024, "-N", 9000, "-d", top.parent, image, "64M"]
+        counts.append(bytes_read(argv))
+        image = Image(image)
+        image.clean()
+        same_names(image, "/big", top)
+    assert counts[1] < 3 * counts[0], counts
+
+
+def test_names_that_are_there_already(tmp_path):
+    """lost+found is; as a file it is refused."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "lost+found").write_text("x")
+    argv = ["-q", "-F", "-t", "ext4", "-d", tmp_path / "source", tmp_path / "fs.img", "16M"]
+    code, out = run("mke2fs", *argv, ok=None)
+    assert code != 0 and "already exists" in out
 
 
 def test_quota(tree, tmp_path):
