@@ -8,7 +8,7 @@ import subprocess
 import time
 
 import pytest
-from conftest import FILES, ROOT, tool
+from conftest import FILES, ROOT, make, tool
 
 pytestmark = pytest.mark.skipif(not (ROOT / "bin" / "fuse2fs").exists(), reason="fuse2fs was not built")
 
@@ -70,3 +70,34 @@ def test_changes_keep_the_tree(image, tmp_path):
     image.exact()
     image.clean()
     assert [name for name, _ in image.names()] == after
+
+
+@pytest.mark.parametrize("features", ["itree", "inline_data", "bigalloc", "^extent,^64bit"])
+def test_opening_with_o_trunc_empties_the_file(tmp_path, features):
+    """Content of many blocks, of one, and inline, each over each."""
+    image = make(tmp_path / "fs.img", features=features, extra=["-C", 4096] if features == "bigalloc" else [])
+    sizes = (0, 20, 700, 100_000)
+    with mounted(image, tmp_path / "mnt") as mnt:
+        for old in sizes:
+            for new in sizes:
+                path = mnt / f"{old}-{new}"
+                path.write_bytes(b"o" * old)
+                path.write_bytes(b"n" * new)
+                assert path.read_bytes() == b"n" * new
+        os.close(os.open(mnt / "700-700", os.O_WRONLY | os.O_TRUNC))
+        assert (mnt / "700-700").stat().st_size == 0
+        with (mnt / "20-700").open("ab") as file:
+            file.write(b"appended")
+        assert (mnt / "20-700").read_bytes() == b"n" * 700 + b"appended"
+    image.clean()
+
+
+def test_a_size_that_cannot_be_had_is_an_error(tmp_path):
+    """A file without extents ends at the last block that its map reaches."""
+    image = make(tmp_path / "fs.img", features="^extent,^64bit,^huge_file")
+    with mounted(image, tmp_path / "mnt") as mnt:
+        (mnt / "file").write_bytes(b"x" * 3000)
+        with pytest.raises(OSError):
+            os.truncate(mnt / "file", 1 << 45)
+        assert (mnt / "file").read_bytes() == b"x" * 3000
+    image.clean()
