@@ -103,6 +103,20 @@ def test_quota_of_a_packed_directory(tmp_path):
     walk.check(True)
 
 
+def test_quota_of_an_indexed_directory(tmp_path):
+    """e2fsck -fp indexes it in passing; its extents, a block each, then need a block of their own."""
+    walk = on("1k-quota", tmp_path)
+    names = [f"/linear/{number:02}".ljust(250, "n") for number in range(15)]
+    assert set(walk.volume(["mkdir /linear", *(f"file {name} 0" for name in names)])) == {"ok"}
+    walk.model.add("/linear", walker.Node(walker.DIR))
+    for name in names:
+        walk.model.add(name, walker.Node(walker.FILE, 0, name.rpartition("/")[2]))
+    code, out = configs.call([configs.tool("debugfs"), "-R", "ex /linear", walk.image])
+    assert not code and " 1 Flags" not in out and len(out.splitlines()) >= 5, out
+    walk.check(False)
+    walk.check(True)
+
+
 def test_a_lost_name_is_noticed(tmp_path):
     walk = on("1k", tmp_path)
     walk.check(True)

@@ -212,6 +212,9 @@ class Walk:
                 node = names[name]
                 if name in ("ballast", "lost+found", "common") or node.kind not in kinds or path in busy:
                     continue
+                # Below a directory that moves away in this step
+                if any(path.startswith(b + "/") for b in busy):
+                    continue
                 if node.kind == DIR and (path in ("/big", "/side", "/small") or any(b.startswith(path) for b in busy)):
                     continue
                 busy.add(path)
