@@ -362,3 +362,33 @@ def test_the_hurd_gets_no_itree_from_the_configuration(tmp_path):
     res = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
     assert res.returncode == 0, res.stderr
     assert "itree" not in header(Image(tmp_path / "fs.img"))["Filesystem features"]
+
+
+@pytest.mark.parametrize("features", ["extent", "^extent,^64bit", "inline_data", "bigalloc"])
+def test_quota_counts_what_d_copied(tmp_path, features):
+    top = tmp_path / "source"
+    (top / "folder").mkdir(parents=True)
+    owners = {3000: 4000, 5000: 6000}
+    for uid, gid in owners.items():
+        for path in (top / f"file-{uid}", top / "folder" / f"file-{uid}"):
+            path.write_text("x" * 50000)
+            os.chown(path, uid, gid)
+    (top / "link").symlink_to("folder")
+    (top / "long link").symlink_to("x" * 200)
+    image = make(tmp_path / "fs.img", top, f"quota,project,{features}", extra=["-I", "256"])
+    image.clean()
+    for kind, ids in (("user", owners), ("group", owners.values())):
+        out = image.debugfs(f"list_quota {kind}")
+        for number in ids:
+            assert re.search(rf"^ *{number} +1\d{{5}} .* 2 +0 +0$", out, re.M), out
+
+
+def test_quota_counts_huge_files(tmp_path):
+    conf = tmp_path / "mke2fs.conf"
+    conf.write_text("[fs_types]\n\thuge = {\n\t\tfeatures = extent,huge_file,quota\n\t\tmake_hugefiles = true\n"
+                    "\t\thugefiles_size = 1M\n\t\tnum_hugefiles = 3\n\t\thugefiles_uid = 3000\n\t}\n")  # fmt: skip
+    env = {**os.environ, "MKE2FS_CONFIG": str(conf)}
+    image = Image(tmp_path / "fs.img")
+    subprocess.run([tool("mke2fs"), "-q", "-F", "-T", "huge", image.path, "32M"], env=env, check=True)
+    image.clean()
+    assert re.search(r"^ *3000 +31\d{5} .* 3 +0 +0$", image.debugfs("list_quota user"), re.M)
