@@ -187,3 +187,43 @@ def test_a_fault_after_an_unmount_changes_nothing(fault, csum, tmp_path, source)
     run("tune2fs", "-O", "^itree", image.path)
     image.clean()
     assert image.names() == names
+
+
+CSUM = "orphan_file,metadata_csum,^metadata_csum_seed"
+
+
+@pytest.mark.parametrize(
+    "features, changes",
+    [
+        (CSUM, [["-O", "^metadata_csum"]]),
+        (CSUM, [["-O", "^metadata_csum"], ["-O", "metadata_csum"]]),
+        ("orphan_file,^metadata_csum", [["-O", "metadata_csum"]]),
+        (CSUM, [["-U", "random"]]),
+        ("orphan_file,metadata_csum,metadata_csum_seed", [["-U", "random"], ["-O", "^metadata_csum_seed"]]),
+        (CSUM, [["-O", "^has_journal"]]),
+        (CSUM, [["-O", "^has_journal,^orphan_file"]]),
+        (CSUM, [["-O", "^has_journal,^metadata_csum"]]),
+        (CSUM + ",^extent,^64bit", [["-O", "^has_journal"]]),
+        (CSUM + ",bigalloc", [["-O", "^has_journal"]]),
+        ("^orphan_file,bigalloc", [["-O", "^has_journal"]]),
+        (CSUM + ",bigalloc", [["-O", "^has_journal"], ["-O", "has_journal"], ["-O", "orphan_file"]]),
+        (CSUM + ",bigalloc", [["-O", "^orphan_file"], ["-O", "^has_journal"]]),
+    ],
+)
+@pytest.mark.parametrize("block_size", [1024, 4096])
+def test_the_orphan_file_stays_sound(tmp_path, block_size, features, changes):
+    image = make(tmp_path / "fs.img", None, features, block_size, "64M", ["-J", "size=8"])
+    for args in changes:
+        run("tune2fs", *args, image.path)
+        image.clean()
+    features = run("dumpe2fs", "-h", image.path)[1]
+    if "^has_journal" in changes[-1][-1]:
+        assert "orphan" not in features.lower()
+
+
+def test_a_refusal_leaves_journal_and_orphan_file(tmp_path):
+    image = make(tmp_path / "fs.img", None, CSUM)
+    image.debugfs("feature orphan_present", write=True)
+    before = image.path.read_bytes()
+    assert run("tune2fs", "-O", "^has_journal", image.path, ok=None)[0] == 1
+    assert image.path.read_bytes() == before
