@@ -522,3 +522,43 @@ def test_scattered_tree(tmp_path, source):
     image.fsck("-fy", ok=(1,))
     image.clean()
     image.exact()
+
+
+def quota_image(tmp_path):
+    """One file of each kind whose content is in its inode, some with a block of extended attributes."""
+    image = make(tmp_path / "fs.img", None, "quota,project,inline_data", extra=["-I", "256"])
+    (tmp_path / "small").write_text("inline")
+    (tmp_path / "large").write_text("x" * 5000)
+    attribute = tmp_path / "attribute"
+    attribute.write_text("v" * 700)
+    image.debugfs(
+        f"write {tmp_path}/small small", f"write {tmp_path}/large large", "symlink fast target",
+        f"symlink inline {'t' * 80}", "mknod fifo p",
+        f"ea_set -f {attribute} /inline user.a", f"ea_set -f {attribute} /fast user.a",
+        f"ea_set -f {attribute} /large user.a", write=True)  # fmt: skip
+    image.fsck("-fy", ok=(0, 1))
+    return image
+
+
+def test_symlinks_in_inline_data_are_counted(tmp_path):
+    """Their extended attributes keep their block, too."""
+    image = make(tmp_path / "fs.img", None, "quota,project,inline_data", extra=["-I", "256"])
+    attribute = tmp_path / "attribute"
+    attribute.write_text("v" * 700)
+    image.debugfs(f"symlink inline {'t' * 80}", f"ea_set -f {attribute} /inline user.a", write=True)
+    block = re.search(r"File ACL: (\d+)", image.inode("/inline")[2])[1]
+    assert block != "0"
+    image.fsck("-fy", ok=(1,))
+    image.clean()
+    assert "marked in use" in image.debugfs(f"testb {block}")
+    assert re.search(r"^ *0 .* 3 +0 +0$", image.debugfs("list_quota user"), re.M)
+
+
+@pytest.mark.parametrize("name", ["small", "large", "fast", "inline", "fifo"])
+def test_quota_forgets_deleted_inodes(tmp_path, name):
+    image = quota_image(tmp_path)
+    image.clean()
+    image.change(f"sif /{name} mode 0160644")
+    image.fsck("-fy", ok=(1,))
+    image.clean()
+    assert name not in dict(image.names("/"))
