@@ -107,14 +107,13 @@ def leaf_hashes(image, folder="/big"):
 
 
 @contextlib.contextmanager
-def mounted(image, where):
-    """Mounted read-only by this machine's kernel, which need not know the itree; skips where that cannot be."""
+def mounted(image, where, options="ro,noload"):
+    """Mounted by this machine's kernel, which need not know the itree; skips where that cannot be."""
     if os.geteuid():
         pytest.skip("mounting needs root")
     where.mkdir()
-    res = subprocess.run(
-        ["mount", "-o", "ro,loop,noload", "-t", "ext4", image.path, where], capture_output=True, text=True, check=False
-    )
+    argv = ["mount", "-o", f"loop,{options}", "-t", "ext4", image.path, where]
+    res = subprocess.run(argv, capture_output=True, text=True, check=False)
     if res.returncode:
         pytest.skip(f"this machine cannot mount the image: {res.stderr.strip()}")
     try:

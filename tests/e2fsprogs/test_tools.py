@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """mke2fs, tune2fs, dumpe2fs, lsattr's names, debugfs, resize2fs, e2image, the library."""
 
+import os
 import re
 
 import pytest
+from bigdir import mounted
 from conftest import FILES, INDEX_FL, ITREE_FL, Image, maildir_name, make, run
 
 
@@ -337,4 +339,33 @@ def test_resize2fs_shrinks_and_renumbers(tmp_path):
     image.clean()
     image.fsck("-fyD", ok=(0, 1))
     image.exact()
+    image.clean()
+
+
+@pytest.mark.parametrize("features", ["itree", "^itree"])
+def test_expand_dir_refuses_a_directory_with_an_htree(tmp_path, source, features):
+    """ext2fs_expand_dir() appended a block that no entry of the htree leads to."""
+    image = make(tmp_path / "fs.img", source, features)
+    image.fsck("-fyD", ok=(0, 1))
+    assert image.inode("/big")[1] & INDEX_FL and not image.inode("/small")[1] & INDEX_FL
+    before = image.path.read_bytes()
+    assert "htree" in image.debugfs("expand_dir /big", write=True)
+    image.clean()
+    assert image.path.read_bytes() == before
+    image.change("expand_dir /small")
+    image.clean()
+
+
+def test_e4defrag_passes_by_inline_data(tmp_path):
+    image = make(tmp_path / "fs.img", None, "inline_data", extra=["-I", "256"])
+    with mounted(image, tmp_path / "mnt", "rw"):
+        small, large = (tmp_path / "mnt" / name for name in ("small", "large"))
+        small.write_text("inline")
+        large.write_text("x" * 200000)
+        os.sync()
+        for check in ([], ["-c"]):
+            out = run("e4defrag", *check, "-v", tmp_path / "mnt")[1]
+            assert f'"{small}"\n\tFile has inline data' in out and str(large) in out
+        assert run("e4defrag", small, ok=None)[0] == 1
+        assert small.read_text() == "inline"
     image.clean()

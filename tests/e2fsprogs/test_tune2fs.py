@@ -7,6 +7,7 @@ import re
 import subprocess
 
 import pytest
+from bigdir import fill, htree, some_names
 from conftest import ITREE_FL, SEG, make, run, tool
 from test_deep_extents import ENTRIES, extents, scattered
 from test_interrupt import stopper
@@ -227,3 +228,35 @@ def test_a_refusal_leaves_journal_and_orphan_file(tmp_path):
     before = image.path.read_bytes()
     assert run("tune2fs", "-O", "^has_journal", image.path, ok=None)[0] == 1
     assert image.path.read_bytes() == before
+
+
+ENTRIES_OF_ROOT = 123  # in 1,024 bytes, with a checksum
+
+
+def full_root(tmp_path, features, entries):
+    """An htree of one level, each leaf of three names, whose root has no room left."""
+    image = make(tmp_path / "fs.img", None, features)
+    fill(image, some_names(3 * entries, 255, 255))
+    htree(image)
+    out = image.debugfs("htree_dump /big")
+    assert f"(count): {entries}\n" in out and f"(limit): {entries}\n" in out, out
+    image.clean()
+    return image
+
+
+def test_a_full_htree_node_gets_its_checksum(tmp_path):
+    image = full_root(tmp_path, "metadata_csum,^metadata_csum_seed", ENTRIES_OF_ROOT)
+    out = run("tune2fs", "-U", "random", image.path)[1]
+    assert "e2fsck" not in out
+    image.clean()
+
+
+def test_a_full_htree_node_without_room_for_a_checksum(tmp_path):
+    image = full_root(tmp_path, "^metadata_csum", ENTRIES_OF_ROOT + 1)
+    names = image.names()
+    out = run("tune2fs", "-O", "metadata_csum", image.path)[1]
+    assert "e2fsck -fD" in out
+    assert state(image) == "not clean"
+    image.fsck("-fyD", ok=(1,))
+    image.clean()
+    assert image.names() == names
