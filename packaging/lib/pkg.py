@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+import textwrap
 
 import treebuild as tb
 
@@ -58,6 +59,21 @@ class Version:
     @property
     def date(self):
         return datetime.datetime.fromtimestamp(self.epoch, datetime.UTC)
+
+
+# The first release whose e2fsck keeps such directories: that of commit 5ddd5f9.
+SOUND_E2FSCK = "0.202611251322"
+E2FSPROGS_CHANGES = (
+    f"Releases before {SOUND_E2FSCK} lose names: their e2fsck takes a sound directory with an itree for damaged if its "
+    "extent tree has two levels or more. Do not run their e2fsck -y on such a volume.",
+)
+
+
+def change_lines(changes, bullet):
+    """The entries of a changelog, wrapped and indented."""
+    entries = (*changes, "Built from the sources of that day; git has the history.")
+    indent = " " * len(bullet)
+    return "\n".join(textwrap.fill(t, 76, initial_indent=bullet, subsequent_indent=indent) for t in entries)
 
 
 def e2fsprogs_parts():
