@@ -3,7 +3,7 @@
  * libFuzzer target: the bytes of a segment's blocks, and what to do with them.
  *
  * Input: one byte of flags, one of block size, one with the number of
- * operations, these (two bytes each), then the blocks: as they are on disk, or
+ * operations, these (two bytes each: OP_* and an argument), then the blocks: as they are on disk, or
  * in short (F_SHORT), where a node is a few bytes and most of its head is
  * right, so that mutations reach what lies behind the first checks.
  *
@@ -19,6 +19,11 @@
 #define F_NO_TOTALS 4 /* short: root's totals are not put right */
 #define F_ALWAYS_CHECK 8 /* no block ever counts as checked */
 #define F_MANY 16 /* short: entries repeat */
+
+#define OP_KIND 7
+#define OP_SHARED 0x20 /* a node changes during it: see shared() */
+#define OP_PRESENT 0x40 /* with a key that is there */
+#define OP_COLD 0x80 /* all blocks are checked again */
 
 #define MAX_BLOCKS 40
 
@@ -179,6 +184,30 @@ static void scan(u64 from)
 	reads = x.d.calls[MEM_READ];
 }
 
+/*
+ * Two directories of a hostile image share a node.  The other one changes it
+ * between the plan and the change, which may tear the tree or break it.
+ */
+static void shared(u8 op, u8 arg)
+{
+	u64 key = ITREE_KEY(arg >> 1, arg & 1 ? arg : 0);
+	struct itree_cursor cur;
+	int ret;
+
+	if (!itree_seek(&x.t, key, &cur) && op & OP_PRESENT)
+		key = itree_cursor_key(&cur);
+	itree_cursor_release(&cur);
+	tree_end_op(&x);
+	x.d.share_at = x.d.calls[MEM_ACCESS] + 1 + (op >> 3 & 3);
+	x.d.share_kind = arg % MEM_SHARES;
+	ret = op & 1 ? itree_insert(&x.t, key) : itree_delete(&x.t, key);
+	x.d.share_at = 0;
+	CHECK(!x.t.torn || ret < 0);
+	CHECK(ret != -ITREE_CORRUPT || x.t.why);
+	mem_end_torn(&x.d, 1);
+	reads = x.d.calls[MEM_READ];
+}
+
 static void operate(u8 op, u8 arg)
 {
 	struct itree_cursor cur;
@@ -191,10 +220,9 @@ static void operate(u8 op, u8 arg)
 	int ret = 0;
 
 	itree_get_info(&x.t, &info);
-	if (op & 0x80)
+	if (op & OP_COLD)
 		mem_drop_caches(&x.d);
-	/* a key that is there */
-	if (op & 0x40) {
+	if (op & OP_PRESENT) {
 		x.d.no_write = true;
 		if (!itree_seek(&x.t, key, &cur))
 			key = itree_cursor_key(&cur);
@@ -204,7 +232,7 @@ static void operate(u8 op, u8 arg)
 		bounded(2 * ITREE_MAX_DEPTH);
 	}
 	mem_snap(&x.d, &s);
-	switch (op & 7) {
+	switch (op & OP_KIND) {
 	case 0:
 		x.d.no_write = true;
 		ret = itree_verify(&x.t, &r);
@@ -255,7 +283,7 @@ static void operate(u8 op, u8 arg)
 	x.d.no_grow = false;
 	CHECK(!x.t.torn);
 	tree_end_op(&x);
-	if (ret < 0 && (op & 7) != 3)
+	if (ret < 0 && (op & OP_KIND) != 3)
 		CHECK_EQ(mem_compare(&x.d, &s, blocks), blocks);
 	if (ret == -ITREE_CORRUPT)
 		CHECK(x.t.why);
@@ -265,8 +293,9 @@ static void operate(u8 op, u8 arg)
 
 		CHECK(is_valid());
 		itree_get_info(&x.t, &now);
-		if (!ret && (op & 7) >= 4)
-			CHECK_EQ(now.keys - info.keys, (op & 7) < 6 ? 1 : -1);
+		if (!ret && (op & OP_KIND) >= 4)
+			CHECK_EQ(now.keys - info.keys,
+				 (op & OP_KIND) < 6 ? 1 : -1);
 	}
 }
 
@@ -304,8 +333,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 				mem_map(&x.d, ITREE_SEG_START + i, 0);
 		reads = x.d.calls[MEM_READ];
 		if (!(flags & F_KEEP_CSUM) || flags & F_SHORT)
-			for (i = 0; i < nops; i++)
-				operate(ops[2 * i], ops[2 * i + 1]);
+			for (i = 0; i < nops && !x.t.torn; i++) {
+				if (ops[2 * i] & OP_SHARED)
+					shared(ops[2 * i], ops[2 * i + 1]);
+				else
+					operate(ops[2 * i], ops[2 * i + 1]);
+			}
 		else
 			scan(0);
 	}

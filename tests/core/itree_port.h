@@ -23,6 +23,10 @@ typedef unsigned long long u64;
 #define le32_to_cpu(x) ((u32)le32toh(x))
 #define le64_to_cpu(x) ((u64)le64toh(x))
 
+#ifndef READ_ONCE
+#define READ_ONCE(x) (*(const volatile __typeof__(x) *)&(x))
+#endif
+
 #define ITREE_CORRUPT EUCLEAN
 
 #endif /* ITREE_PORT_H */

@@ -43,24 +43,49 @@ static void put_ops(FILE *f, u32 n)
 	}
 }
 
-/* The blocks of a made tree as they are. */
-static void raw(const struct craft *c, u8 flags, u32 ops)
+static void put_blocks(FILE *f, const struct craft *c)
 {
 	struct mem_dev d;
 	struct model m = { 0 };
-	FILE *f = create();
 	u32 i;
 
 	mem_init(&d, c->block_size);
 	craft_tree(&d, c, &m, NULL);
+	for (i = 0; i < d.nblocks && d.block[i].data; i++)
+		fwrite(mem_peek(&d, ITREE_SEG_START + i), c->block_size, 1, f);
+	mem_exit(&d);
+	model_free(&m);
+}
+
+/* The blocks of a made tree as they are. */
+static void raw(const struct craft *c, u8 flags, u32 ops)
+{
+	FILE *f = create();
+
 	fputc(flags, f);
 	fputc(c->block_size == 1024 ? 0 : 1, f);
 	put_ops(f, ops);
-	for (i = 0; i < d.nblocks && d.block[i].data; i++)
-		fwrite(mem_peek(&d, ITREE_SEG_START + i), c->block_size, 1, f);
+	put_blocks(f, c);
 	finish(f);
-	mem_exit(&d);
-	model_free(&m);
+}
+
+/* One insert or delete, during which another directory changes a node. */
+static void shared(const struct craft *c, u32 access, u32 kind)
+{
+	u32 op;
+
+	for (op = 0; op < 2; op++) {
+		FILE *f = create();
+
+		fputc(0, f);
+		fputc(0, f);
+		fputc(1, f);
+		fputc((int)(0x60 | access << 3 | op), f);
+		/* both the key, behind the first ones of the leaf, and kind */
+		fputc((int)(25 * MEM_SHARES + kind), f);
+		put_blocks(f, c);
+		finish(f);
+	}
 }
 
 /* Trees in short: each node's level, count, first key; then entries. */
@@ -102,7 +127,7 @@ int main(int argc, char **argv)
 		8, 0, 0, 8, 0, 0, 8, 0, 0, 8, 0, 0,
 	};
 	/* clang-format on */
-	u32 depth, side, ops;
+	u32 depth, side, ops, access, kind;
 
 	if (argc != 2) {
 		fprintf(stderr, "usage: make_corpus DIRECTORY\n");
@@ -128,6 +153,24 @@ int main(int argc, char **argv)
 			c.block_size = 2048;
 			raw(&c, 0, 10);
 		}
+	}
+	for (depth = 1; depth <= 3; depth++) {
+		struct craft c = {
+			.block_size = 1024,
+			.depth = depth,
+			.spare = 4,
+			.path = { 0, 3, 3 },
+			.near = { 2, 2, 2 },
+		};
+
+		for (access = 0; access < 4; access++)
+			for (kind = 0; kind < MEM_SHARES; kind++) {
+				/* full: it splits; a quarter: it merges */
+				c.path[0] = 0;
+				shared(&c, access, kind);
+				c.path[0] = 31;
+				shared(&c, access, kind);
+			}
 	}
 	for (ops = 1; ops < 64; ops = ops * 3 + 1) {
 		brief(leaf, sizeof(leaf), 0, ops);

@@ -256,6 +256,8 @@ static int mem_access(struct itree *t, struct itree_buf *buf)
 	    memcmp(b->data, b->shadow, d->block_size))
 		MISUSE("block %#x changed before access", buf->lblk);
 	b->granted = true;
+	if (d->calls[MEM_ACCESS] == d->share_at)
+		mem_share(b->data, d->share_kind);
 	return 0;
 }
 
@@ -407,6 +409,50 @@ void mem_poke_done(struct mem_dev *d, u32 lblk)
 	memcpy(b->shadow, b->data, d->block_size);
 	b->verified = false;
 	repoison(d, b);
+}
+
+const char *const mem_share_name[MEM_SHARES] = {
+	"empty", "one entry",	   "full", "more than fit", "leaf",
+	"index", "a level higher", "free", "no node",
+};
+
+void mem_share(u8 *data, u32 kind)
+{
+	struct itree_head *h = (struct itree_head *)data;
+
+	switch (kind) {
+	case 0:
+		h->h_count = 0;
+		break;
+	case 1:
+		h->h_count = cpu_to_le16(1);
+		break;
+	case 2:
+		h->h_count = h->h_limit;
+		break;
+	case 3:
+		h->h_count = cpu_to_le16(0xffff);
+		break;
+	case 4:
+		h->h_level = 0;
+		break;
+	case 5:
+		h->h_level = 1;
+		break;
+	case 6:
+		h->h_level++;
+		break;
+	case 7:
+		memset(h, 0, sizeof(*h));
+		h->h_magic = cpu_to_le32(ITREE_FREE_MAGIC);
+		h->h_version = ITREE_VERSION;
+		break;
+	case 8:
+		/* names in a block of a directory, which anybody can choose */
+		memset(h, 'x', sizeof(*h));
+		h->h_limit = cpu_to_le16(0xffff);
+		break;
+	}
 }
 
 u8 *mem_map(struct mem_dev *d, u32 lblk, u8 fill)

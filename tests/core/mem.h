@@ -51,6 +51,8 @@ struct mem_dev {
 	bool no_write; /* grow, access and dirty are misuse */
 	bool no_grow; /* grow is misuse */
 	bool always_check; /* read never says "verified" */
+	u64 share_at; /* at this access the block changes; 0: never */
+	u32 share_kind; /* how: see mem_share() */
 
 	/* read by tests */
 	u64 calls[MEM_OPS];
@@ -82,6 +84,13 @@ void mem_end_torn(struct mem_dev *d, u32 held);
 u8 *mem_peek(struct mem_dev *d, u32 lblk);
 u8 *mem_poke(struct mem_dev *d, u32 lblk);
 void mem_poke_done(struct mem_dev *d, u32 lblk);
+/*
+ * Changes a node as another directory of a hostile image does that has the
+ * block, too, and another lock.  @kind: below MEM_SHARES.
+ */
+#define MEM_SHARES 9
+extern const char *const mem_share_name[MEM_SHARES];
+void mem_share(u8 *data, u32 kind);
 /* Maps a block and fills it with @fill. */
 u8 *mem_map(struct mem_dev *d, u32 lblk, u8 fill);
 /* All blocks count as fresh from disk again. */

@@ -320,6 +320,123 @@ static void work(void *arg)
 	model_free(&x.m);
 }
 
+/*
+ * Another directory of a hostile image shares a node and changes it between
+ * the plan and the change.  Whatever the node becomes, the core writes nothing
+ * outside the block (ASan watches), and a call that fails has torn the tree.
+ */
+static void shared(void *arg)
+{
+	const struct fault *f = arg;
+	struct mem_snap s;
+	struct mem_dev made;
+	u64 calls = 0, torn = 0, other_level = 0, at_call;
+	u32 kind;
+
+	mem_init(&made, f->c.block_size);
+	at = craft_tree(&made, &f->c, &x.m, &at_count);
+	mem_snap(&made, &s);
+	mem_exit(&made);
+	for (at_call = 1; at_call <= calls + 1; at_call++) {
+		for (kind = 0; kind < MEM_SHARES; kind++) {
+			int ret;
+
+			snprintf(test_note, sizeof(test_note),
+				 "%s: access %llu: %s", f->name, at_call,
+				 mem_share_name[kind]);
+			mem_init(&x.d, f->c.block_size);
+			mem_restore(&x.d, &s);
+			tree_open(&x, ROOMY);
+			mem_clear_faults(&x.d);
+			x.d.share_at = at_call;
+			x.d.share_kind = kind;
+			ret = f->op(f);
+			calls = x.d.calls[MEM_ACCESS];
+			torn += x.t.torn;
+			other_level += kind == 6 && x.t.torn;
+			CHECK(at_call <= calls || !ret);
+			CHECK_EQ(x.t.torn, ret < 0);
+			CHECK_EQ(ret < 0, ret == -ITREE_CORRUPT);
+			CHECK(!ret || x.t.why);
+			mem_end_torn(&x.d, 1);
+			itree_close(&x.t);
+			x.open = false;
+			mem_exit(&x.d);
+		}
+	}
+	test_note[0] = 0;
+	/* each call changes a leaf, and notices that it is no leaf any more */
+	CHECK(calls && other_level);
+	printf("# %llu accesses, %llu torn\n", calls, torn);
+	mem_snap_free(&s);
+	model_free(&x.m);
+}
+
+/* The same while a tree is built: before key @at one of its nodes changes. */
+struct shared_keys {
+	struct bulk_keys b;
+	size_t at;
+	u32 lblk;
+	u32 kind;
+	bool changed;
+};
+
+static int shared_next(void *arg, u64 *key)
+{
+	struct shared_keys *k = arg;
+	u8 *data;
+
+	if (k->b.at == k->at) {
+		data = mem_poke(&other, k->lblk);
+		if (data)
+			mem_share(data, k->kind);
+		k->changed = data;
+	}
+	return bulk_next(&k->b, key);
+}
+
+static void shared_build(void *arg)
+{
+	const u32 count = 3 * itree_limit(1024, false, 0);
+	struct shared_keys k = { 0 };
+	u64 *key = xcalloc(count, sizeof(*key)), torn = 0, changed = 0;
+	struct itree t;
+	size_t n;
+	u32 block;
+	int ret;
+
+	(void)arg;
+	for (n = 0; n < count; n++)
+		key[n] = CRAFT_KEY(n);
+	for (n = 0; n < count; n += 7)
+		for (block = 0; block < 4; block++)
+			for (k.kind = 0; k.kind < MEM_SHARES; k.kind++) {
+				snprintf(test_note, sizeof(test_note),
+					 "key %zu, block %u: %s", n, block,
+					 mem_share_name[k.kind]);
+				k.b = (struct bulk_keys){ .key = key,
+							  .n = count };
+				k.at = n;
+				k.lblk = ITREE_SEG_START + block;
+				mem_init(&other, 1024);
+				CHECK_EQ(itree_format(&t, &mem_ops, &other,
+						      1024, ROOMY, 1),
+					 0);
+				ret = itree_bulk_load(&t, count, shared_next,
+						      &k);
+				CHECK_EQ(t.torn, ret < 0);
+				torn += t.torn;
+				changed += k.changed;
+				mem_end_torn(&other, 1);
+				itree_close(&t);
+				mem_exit(&other);
+			}
+	test_note[0] = 0;
+	CHECK(torn && torn <= changed);
+	printf("# %llu changed, %llu torn\n", changed, torn);
+	free(key);
+}
+
 static const char *const side_name[] = { "first", "middle", "last" };
 
 static void add(struct fault f, const char *fmt, u32 depth)
@@ -332,6 +449,12 @@ static void add(struct fault f, const char *fmt, u32 depth)
 		 side_name[f.c.side]);
 	f.name = name;
 	test_run(name, work, &f);
+	if (f.op != op_insert && f.op != op_delete)
+		return;
+	snprintf(name, sizeof(name), "shared node, %s, %s leaf", what,
+		 side_name[f.c.side]);
+	f.name = name;
+	test_run(name, shared, &f);
 }
 
 int main(void)
@@ -476,5 +599,6 @@ int main(void)
 
 		add(f, "format %u", depth);
 	}
+	test_run("shared node, build", shared_build, NULL);
 	return test_done();
 }

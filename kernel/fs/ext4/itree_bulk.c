@@ -82,14 +82,13 @@ static int bulk_start(struct bulk *b, u32 level)
 	return 0;
 }
 
-static void bulk_append(struct itree_buf *node, u64 key, u32 child)
+static int bulk_append(struct bulk *b, struct itree_buf *node, u32 level,
+		       u64 key, u32 child)
 {
-	u32 pos = node_count(node);
+	u32 pos = node_count_once(node);
 
-	node_set_count(node, pos + 1);
-	node_set_key(node, pos, node_level(node) && !pos ? 0 : key);
-	if (node_level(node))
-		node_set_child(node, pos, child);
+	return itree_node_put_entry(b->t, node, level, pos,
+				    level && !pos ? 0 : key, child);
 }
 
 /* Adds a key; each node it opens goes as an entry to the level above. */
@@ -108,13 +107,12 @@ static int bulk_add(struct bulk *b, u64 key)
 			if (err)
 				return err;
 		}
-		bulk_append(node, key, child);
-		if (!fresh)
-			return 0;
+		err = bulk_append(b, node, level, key, child);
+		if (err || !fresh)
+			return err;
 		child = node->lblk;
 	}
-	bulk_append(&b->t->root, key, child);
-	return 0;
+	return bulk_append(b, &b->t->root, level, key, child);
 }
 
 /**
@@ -298,6 +296,10 @@ int itree_verify(struct itree *t, struct itree_report *report)
 	struct verify v;
 	int err;
 
+	/* The root is held since the open: a hostile image may share it. */
+	err = itree_check_node(t, &t->root);
+	if (err)
+		return err;
 	itree_get_info(t, &info);
 	memset(report, 0, sizeof(*report));
 	report->depth = info.depth;

@@ -439,6 +439,10 @@ int itree_descend(struct itree *t, u64 key, enum itree_side side,
 
 	memset(cur, 0, sizeof(*cur));
 	cur->t = t;
+	/* The root is held since the open: a hostile image may share it. */
+	err = check_head(t, &t->root);
+	if (err)
+		return err;
 	cur->level = node_level(&t->root);
 	s = &cur->step[cur->level];
 	s->buf = t->root;

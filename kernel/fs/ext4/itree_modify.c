@@ -186,23 +186,51 @@ static int insert_access(struct itree *t, struct insert *in)
 	return err;
 }
 
-/* Opens a gap of one entry at @pos. */
-static void node_gap(struct itree_buf *b, u32 pos)
+/*
+ * Two directories of a hostile image may share a node.  Each changes it under
+ * its own lock, so the node may change between the plan and the change.  No
+ * entry is moved before the move is known to stay inside the block: by @level
+ * of the plan and by a count that is read once, not by what the node says.
+ */
+static int node_changed(struct itree *t, const struct itree_buf *b)
 {
-	u32 count = node_count(b);
-	size_t size = level_entry_size(node_level(b));
-
-	memmove(node_entry(b, pos + 1), node_entry(b, pos),
-		(count - pos) * size);
-	node_set_count(b, count + 1);
+	t->torn = true;
+	return itree_corrupt(t, "node changed during an update", b->lblk);
 }
 
-static void node_put_entry(struct itree_buf *b, u32 pos, u64 key, u32 child)
+/* Is the node still on @level, and do @count entries fit into it? */
+static bool node_fits(const struct itree *t, const struct itree_buf *b,
+		      u32 level, u32 count)
 {
-	node_gap(b, pos);
-	node_set_key(b, pos, key);
-	if (node_level(b))
-		node_set_child(b, pos, child);
+	return node_level(b) == level &&
+	       count <= itree_limit(t->block_size, node_is_root(b), level);
+}
+
+static struct itree_index_entry *level_entry(const struct itree_buf *b,
+					     u32 level, u32 pos)
+{
+	return (void *)((char *)node_entries(b) +
+			pos * level_entry_size(level));
+}
+
+/* Opens a gap of one entry at @pos of a node on @level, and fills it. */
+int itree_node_put_entry(struct itree *t, struct itree_buf *b, u32 level,
+			 u32 pos, u64 key, u32 child)
+{
+	u32 count = node_count_once(b);
+	struct itree_index_entry *e;
+
+	if (pos > count || !node_fits(t, b, level, count + 1))
+		return node_changed(t, b);
+	e = level_entry(b, level, pos);
+	memmove(level_entry(b, level, pos + 1), e,
+		(count - pos) * level_entry_size(level));
+	node_set_count(b, count + 1);
+	e->i_ino = cpu_to_le32(ITREE_KEY_INO(key));
+	e->i_hash = cpu_to_le32(ITREE_KEY_HASH(key));
+	if (level)
+		e->i_child = cpu_to_le32(child);
+	return 0;
 }
 
 /*
@@ -213,9 +241,12 @@ static int push_root_down(struct itree *t, struct insert *in)
 {
 	struct itree_buf *b = &in->fresh[in->used];
 	struct itree_root_info saved = *node_info(&t->root);
-	u32 level = node_level(&t->root), count = node_count(&t->root);
-	struct itree_step *top = &in->cur.step[level + 1];
+	u32 level = in->cur.level, count = node_count_once(&t->root);
+	struct itree_step *top;
 
+	if (level + 1 >= ITREE_MAX_DEPTH || in->used >= in->nfresh ||
+	    !node_fits(t, &t->root, level, count))
+		return node_changed(t, &t->root);
 	itree_node_init(t, b, ITREE_MAGIC, level);
 	memcpy(node_entries(b), node_entries(&t->root),
 	       count * level_entry_size(level));
@@ -228,6 +259,7 @@ static int push_root_down(struct itree *t, struct insert *in)
 	node_set_child(&t->root, 0, b->lblk);
 
 	/* The cursor goes through the new node, which it now holds. */
+	top = &in->cur.step[level + 1];
 	memset(top, 0, sizeof(*top));
 	top->buf = t->root;
 	top->hi = ~0ULL;
@@ -266,20 +298,23 @@ static int split_node(struct itree *t, struct insert *in, u32 level, u32 pos,
 {
 	struct itree_buf *left = &in->cur.step[level].buf;
 	struct itree_buf *right = &in->fresh[in->used++];
-	u32 count = node_count(left);
+	u32 count = node_count_once(left);
 	u32 half = append ? count - count / 32 : count / 2;
 	u64 sep;
 	int err;
 
+	if (!count || !node_fits(t, left, level, count))
+		return node_changed(t, left);
 	itree_node_init(t, right, ITREE_MAGIC, level);
-	memcpy(node_entries(right), node_entry(left, half),
+	memcpy(node_entries(right), level_entry(left, level, half),
 	       (count - half) * level_entry_size(level));
 	node_set_count(right, count - half);
 	node_set_count(left, half);
 	if (append || pos > half)
-		node_put_entry(right, pos - half, *key, *child);
+		err = itree_node_put_entry(t, right, level, pos - half, *key,
+					   *child);
 	else
-		node_put_entry(left, pos, *key, *child);
+		err = itree_node_put_entry(t, left, level, pos, *key, *child);
 
 	sep = node_key(right, 0);
 	if (level)
@@ -287,7 +322,7 @@ static int split_node(struct itree *t, struct insert *in, u32 level, u32 pos,
 	*key = sep;
 	*child = right->lblk;
 	t->splits++;
-	err = itree_node_dirty(t, left, 0);
+	err = itree_node_dirty(t, left, err);
 	return itree_node_dirty(t, right, err);
 }
 
@@ -306,21 +341,33 @@ static int insert_apply(struct itree *t, struct insert *in, u64 key)
 	    node_count(&t->root) >= node_limit(&t->root))
 		err = push_root_down(t, in);
 
-	for (level = 0; ; level++) {
+	for (level = 0; !t->torn && level <= in->cur.level; level++) {
 		struct itree_step *s = &in->cur.step[level];
 
 		/* In a parent, the new child stands behind the split one. */
 		pos = level ? s->pos + 1 : s->pos;
 		if (node_count(&s->buf) < node_limit(&s->buf)) {
-			node_put_entry(&s->buf, pos, key, child);
+			err2 = itree_node_put_entry(t, &s->buf, level, pos,
+						    key, child);
+			if (!err)
+				err = err2;
 			if (level < in->cur.level)
 				err = itree_node_dirty(t, &s->buf, err);
+			break;
+		}
+		if (in->used >= in->nfresh) {
+			err2 = node_changed(t, &s->buf);
+			if (!err)
+				err = err2;
 			break;
 		}
 		err2 = split_node(t, in, level, pos, append, &key, &child);
 		if (!err)
 			err = err2;
 	}
+	/* Fewer splits than planned: a node would be lost. */
+	if (!err && in->used != in->nfresh)
+		err = node_changed(t, &t->root);
 	return itree_node_dirty(t, &t->root, err);
 }
 
@@ -529,28 +576,40 @@ static int delete_access(struct itree *t, struct delete *d)
 }
 
 /* Takes the entry at @pos out of a node. */
-static void node_remove(struct itree_buf *b, u32 pos)
+static int node_remove(struct itree *t, struct itree_buf *b, u32 level,
+		       u32 pos)
 {
-	u32 count = node_count(b) - 1;
+	u32 count = node_count_once(b);
+	struct itree_index_entry *e;
 
-	memmove(node_entry(b, pos), node_entry(b, pos + 1),
-		(count - pos) * level_entry_size(node_level(b)));
-	node_set_count(b, count);
-	if (node_level(b) && !pos && count)
-		node_set_key(b, 0, 0);
+	if (pos >= count || !node_fits(t, b, level, count))
+		return node_changed(t, b);
+	e = level_entry(b, level, pos);
+	memmove(e, level_entry(b, level, pos + 1),
+		(count - 1 - pos) * level_entry_size(level));
+	node_set_count(b, count - 1);
+	if (level && !pos && count > 1) {
+		e->i_ino = 0;
+		e->i_hash = 0;
+	}
+	return 0;
 }
 
 /* Moves all of @right behind @left; @sep is what parted them. */
-static void node_join(struct itree_buf *left, struct itree_buf *right, u64 sep)
+static int node_join(struct itree *t, struct itree_buf *left,
+		     struct itree_buf *right, u32 level, u64 sep)
 {
-	u32 level = node_level(left);
-	u32 nl = node_count(left), nr = node_count(right);
+	u32 nl = node_count_once(left), nr = node_count_once(right);
 
+	if (!node_fits(t, right, level, nr) ||
+	    !node_fits(t, left, level, nl + nr))
+		return node_changed(t, left);
 	if (level)
 		node_set_key(right, 0, sep);
-	memcpy(node_entry(left, nl), node_entries(right),
+	memcpy(level_entry(left, level, nl), node_entries(right),
 	       nr * level_entry_size(level));
 	node_set_count(left, nl + nr);
+	return 0;
 }
 
 static int apply_level(struct itree *t, struct delete *d, u32 level)
@@ -560,7 +619,9 @@ static int apply_level(struct itree *t, struct delete *d, u32 level)
 	struct itree_buf *up = &s[1].buf;
 	int err;
 
-	node_remove(&s->buf, l->pos);
+	err = node_remove(t, &s->buf, level, l->pos);
+	if (err)
+		goto out;
 	switch (l->action) {
 	case KEEP:
 		break;
@@ -568,17 +629,22 @@ static int apply_level(struct itree *t, struct delete *d, u32 level)
 		free_push(t, &s->buf);
 		break;
 	case INTO_LEFT:
-		node_join(&l->sibling, &s->buf, node_key(up, s[1].pos));
-		free_push(t, &s->buf);
+		err = node_join(t, &l->sibling, &s->buf, level,
+				node_key(up, s[1].pos));
+		if (!err)
+			free_push(t, &s->buf);
 		break;
 	case FROM_RIGHT:
-		node_join(&s->buf, &l->sibling, node_key(up, s[1].pos + 1));
-		free_push(t, &l->sibling);
+		err = node_join(t, &s->buf, &l->sibling, level,
+				node_key(up, s[1].pos + 1));
+		if (!err)
+			free_push(t, &l->sibling);
 		break;
 	}
 	if (l->action != KEEP)
 		t->merges++;
-	err = itree_node_dirty(t, &s->buf, 0);
+out:
+	err = itree_node_dirty(t, &s->buf, err);
 	if (l->sibling.data)
 		err = itree_node_dirty(t, &l->sibling, err);
 	return err;
@@ -587,8 +653,11 @@ static int apply_level(struct itree *t, struct delete *d, u32 level)
 static int apply_collapse(struct itree *t, struct delete *d)
 {
 	struct itree_root_info saved = *node_info(&t->root);
-	u32 level = node_level(d->only), count = node_count(d->only);
+	u32 level = d->cur.level - 1, count = node_count_once(d->only);
 
+	if (!node_fits(t, d->only, level, count) ||
+	    count > itree_limit(t->block_size, true, level))
+		return node_changed(t, d->only);
 	itree_node_init(t, &t->root, ITREE_MAGIC, level);
 	*node_info(&t->root) = saved;
 	memcpy(node_entries(&t->root), node_entries(d->only),
@@ -611,8 +680,12 @@ static int delete_apply(struct itree *t, struct delete *d)
 		if (!err)
 			err = err2;
 	}
-	if (d->top == d->cur.level)
-		node_remove(&t->root, d->level[d->cur.level].pos);
+	if (d->top == d->cur.level) {
+		err2 = node_remove(t, &t->root, d->cur.level,
+				   d->level[d->cur.level].pos);
+		if (!err)
+			err = err2;
+	}
 	if (d->only) {
 		err2 = apply_collapse(t, d);
 		if (!err)

@@ -35,6 +35,12 @@ static inline u32 node_limit(const struct itree_buf *b)
 	return le16_to_cpu(node_head(b)->h_limit);
 }
 
+/* The same for a node that may change: the compiler reads it only once. */
+static inline u32 node_count_once(const struct itree_buf *b)
+{
+	return le16_to_cpu(READ_ONCE(node_head(b)->h_count));
+}
+
 static inline void node_set_count(struct itree_buf *b, u32 count)
 {
 	node_head(b)->h_count = cpu_to_le16(count);
@@ -102,6 +108,8 @@ int itree_read_node(struct itree *t, u32 lblk, struct itree_buf *b);
 int itree_read_free(struct itree *t, u32 lblk, struct itree_buf *b);
 int itree_read_child(struct itree_cursor *cur, u32 level);
 int itree_node_dirty(struct itree *t, struct itree_buf *b, int err);
+int itree_node_put_entry(struct itree *t, struct itree_buf *b, u32 level,
+			 u32 pos, u64 key, u32 child);
 
 /* Which equal key a descent is after. */
 enum itree_side { ITREE_FIRST, ITREE_AFTER };

@@ -6,6 +6,7 @@
 #ifndef ITREE_PORT_H
 #define ITREE_PORT_H
 
+#include <linux/compiler.h>
 #include <linux/types.h>
 #include <linux/errno.h>
 #include <linux/string.h>

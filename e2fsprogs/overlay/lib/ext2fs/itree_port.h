@@ -32,6 +32,10 @@ typedef __u64	u64;
 #define le64_to_cpu(x)	ext2fs_le64_to_cpu(x)
 #endif
 
+#ifndef READ_ONCE
+#define READ_ONCE(x) (*(const volatile __typeof__(x) *)&(x))
+#endif
+
 #define ITREE_CORRUPT	117		/* EUCLEAN, where there is one */
 
 #endif /* ITREE_PORT_H */
