@@ -11,10 +11,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <sys/utsname.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -58,19 +60,17 @@ void dorder_watch_saw(struct dorder_watch *watch, int cached)
 }
 
 /*
- * Reading must not leave a trace: a tool that keeps times of access, or puts
- * them into an archive, looks at them after us.
+ * Reading must not leave a trace: a tool that preserves times of access, or
+ * archives them, looks at them after us.  flags: those of fd; O_NOATIME is set
+ * where the kernel allows it, and stays set until the caller restores them.
  */
-static bool reads_unseen(int fd)
+static bool reads_unseen(int fd, int flags)
 {
 	const time_t day = 24 * 60 * 60;
-	int flags = fcntl(fd, F_GETFL);
 	struct statvfs fs;
 	struct stat st;
 
-	if (flags < 0)
-		return false;
-	/* The owner and root may always say so. */
+	/* The owner and root may always set it. */
 	if (flags & O_NOATIME || fcntl(fd, F_SETFL, flags | O_NOATIME) == 0)
 		return true;
 	if (fstatvfs(fd, &fs) < 0)
@@ -83,7 +83,23 @@ static bool reads_unseen(int fd)
 	       time(NULL) - st.st_atime < day - 60;
 }
 
-/* A byte that comes without waiting; starts reading it if it does not. */
+/*
+ * From Linux 6.5 on there is cachestat(2).  Where it is refused there (a file
+ * of somebody else's since 6.14, a system call filter), RWF_NOWAIT is no
+ * replacement: before, it implied IOCB_NOIO; now it starts reading a file that
+ * is not in memory, and files would be read in the order they are looked at.
+ */
+static bool nowait_reads(void)
+{
+	unsigned int major, minor;
+	struct utsname name;
+
+	return uname(&name) ||
+	       sscanf(name.release, "%u.%u", &major, &minor) != 2 ||
+	       major > 6 || (major == 6 && minor >= 5);
+}
+
+/* Whether a byte is in memory.  Starts no I/O, see nowait_reads(). */
 static bool comes_at_once(int fd, off_t at)
 {
 	char byte;
@@ -101,18 +117,27 @@ static int in_memory(int fd, uint64_t size)
 		uint64_t cache, dirty, writeback, evicted, recently_evicted;
 	} stat;
 	const uint64_t page = sysconf(_SC_PAGESIZE);
+	int flags, found = -1;
 
 	if (syscall(SYS_cachestat, fd, &range, &stat, 0) == 0) {
 		if (stat.cache >= (size + page - 1) / page)
 			return 1;
 		return stat.cache ? -1 : 0;
 	}
-	/* An older kernel, or somebody else's file that we may only read. */
-	if ((errno != ENOSYS && errno != EPERM) || !reads_unseen(fd))
+	if (errno != ENOSYS || nowait_reads())
 		return -1;
-	if (!comes_at_once(fd, 0))
-		return 0;
-	return comes_at_once(fd, size - 1) ? 1 : -1;
+	flags = fcntl(fd, F_GETFL);
+	if (flags < 0)
+		return -1;
+	if (reads_unseen(fd, flags)) {
+		found = 0;
+		if (comes_at_once(fd, 0))
+			found = comes_at_once(fd, size - 1) ? 1 : -1;
+	}
+	/* The file is the caller's, who may read it and mean to leave a trace. */
+	if (!(flags & O_NOATIME))
+		(void)fcntl(fd, F_SETFL, flags);
+	return found;
 }
 
 int dorder_cached(int fd, off_t size)
