@@ -13,7 +13,9 @@
 
 #include "diskorder.h"
 
+#include <pthread.h>
 #include <stddef.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 /* Waits are looked at after so many files. */
@@ -23,31 +25,108 @@
 /* Reading names that are in memory waits no more often. */
 #define FEW 4
 
-/* So many more files may be open in this process. */
-static uint32_t allow(struct dorder_hold *hold, uint32_t wanted)
+/* The limit of open files is the process's, and so is what was done to it. */
+static struct {
+	pthread_mutex_t lock;
+	struct rlimit before; /* what the process had, */
+	rlim_t raised; /* and has since; 0: as before */
+	rlim_t granted; /* to all that hold files */
+} limits = { .lock = PTHREAD_MUTEX_INITIALIZER };
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+/* Unless the program has changed it itself. */
+static void restore_limit(void)
+{
+	struct rlimit now;
+
+	if (limits.raised && !getrlimit(RLIMIT_NOFILE, &now) &&
+	    now.rlim_cur == limits.raised)
+		setrlimit(RLIMIT_NOFILE, &limits.before);
+	limits.raised = 0;
+}
+
+static void before_fork(void)
+{
+	pthread_mutex_lock(&limits.lock);
+}
+
+static void after_fork(void)
+{
+	pthread_mutex_unlock(&limits.lock);
+}
+
+/*
+ * A program that a child runs may use select(), or close all descriptors up to
+ * the limit.
+ */
+static void in_child(void)
+{
+	restore_limit();
+	pthread_mutex_unlock(&limits.lock);
+}
+
+static void watch_forks(void)
+{
+	pthread_atfork(before_fork, after_fork, in_child);
+}
+
+/* Grant a hold so many more open files; the limit is locked. */
+static rlim_t grant(rlim_t wanted)
 {
 	struct rlimit limit;
-	size_t handles = dorder_handles();
 	rlim_t more;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit))
+		return 0;
+	if (!limits.granted ||
+	    (limits.raised && limits.raised != limit.rlim_cur)) {
+		limits.before = limit;
+		limits.raised = 0;
+	}
+	if (limit.rlim_cur == RLIM_INFINITY)
+		return wanted;
+	more = limits.before.rlim_cur + limits.granted + wanted;
+	if (more > limit.rlim_max)
+		more = limit.rlim_max;
+	if (more > limit.rlim_cur) {
+		limit.rlim_cur = more;
+		if (setrlimit(RLIMIT_NOFILE, &limit))
+			getrlimit(RLIMIT_NOFILE, &limit);
+		else
+			limits.raised = more;
+	}
+	/* What the program had stays its own, but half will do. */
+	more = limit.rlim_cur - limits.before.rlim_cur;
+	if (more < limit.rlim_cur / 2)
+		more = limit.rlim_cur / 2;
+	more -= more < limits.granted ? more : limits.granted;
+	return more < wanted ? more : wanted;
+}
+
+/* So many more files may be open in this process. */
+static uint32_t allow(uint32_t wanted)
+{
+	size_t handles = dorder_handles();
+	rlim_t allowed;
 
 	if (wanted > handles)
 		wanted = handles;
-	if (getrlimit(RLIMIT_NOFILE, &limit))
-		return 0;
-	hold->before = limit;
-	if (limit.rlim_cur == RLIM_INFINITY)
-		return wanted;
-	more = limit.rlim_max - limit.rlim_cur;
-	limit.rlim_cur += more < wanted ? more : wanted;
-	if (more && !setrlimit(RLIMIT_NOFILE, &limit))
-		hold->raised = limit.rlim_cur;
-	else
-		limit.rlim_cur = hold->before.rlim_cur;
-	/* What the program had stays its own, but half will do. */
-	more = limit.rlim_cur - hold->before.rlim_cur;
-	if (more < limit.rlim_cur / 2)
-		more = limit.rlim_cur / 2;
-	return more < wanted ? more : wanted;
+	pthread_once(&once, watch_forks);
+	pthread_mutex_lock(&limits.lock);
+	allowed = grant(wanted);
+	limits.granted += allowed;
+	pthread_mutex_unlock(&limits.lock);
+	return allowed;
+}
+
+/* Give back what was granted. */
+static void give_back(uint32_t allowed)
+{
+	pthread_mutex_lock(&limits.lock);
+	limits.granted -= allowed;
+	if (!limits.granted)
+		restore_limit();
+	pthread_mutex_unlock(&limits.lock);
 }
 
 bool dorder_hold_start(struct dorder_hold *hold, uint32_t slots)
@@ -61,8 +140,7 @@ bool dorder_hold_start(struct dorder_hold *hold, uint32_t slots)
 		hold->files[n] = -1;
 	hold->slots = slots;
 	hold->count = 0;
-	hold->raised = 0;
-	hold->most = allow(hold, slots);
+	hold->most = allow(slots);
 	return true;
 }
 
@@ -193,18 +271,14 @@ void dorder_hold_release(struct dorder_hold *hold, uint32_t at)
 
 void dorder_hold_end(struct dorder_hold *hold)
 {
-	struct rlimit now;
 	uint32_t n;
 
+	if (!hold->files)
+		return;
 	for (n = 0; hold->count && n < hold->slots; n++)
 		dorder_hold_release(hold, n);
-	if (hold->files)
-		dorder_pages_free(hold->files,
-				  hold->slots * sizeof(*hold->files));
+	dorder_pages_free(hold->files, hold->slots * sizeof(*hold->files));
 	hold->files = NULL;
-	/* Unless the program has changed it itself. */
-	if (hold->raised && !getrlimit(RLIMIT_NOFILE, &now) &&
-	    now.rlim_cur == hold->raised)
-		setrlimit(RLIMIT_NOFILE, &hold->before);
-	hold->raised = 0;
+	give_back(hold->most);
+	hold->most = 0;
 }

@@ -8,14 +8,11 @@
 
 #include <stdbool.h>
 #include <stdint.h>
-#include <sys/resource.h>
 
 struct dorder_hold {
 	int *files; /* -1: none held at this place; NULL: not started */
 	uint32_t slots;
 	uint32_t most, count; /* may be held, are held */
-	struct rlimit before; /* what this process had, */
-	rlim_t raised; /* and has since; 0: as before */
 	long waits; /* of this thread, when they were looked at last */
 	long rest; /* and when something else began; 0: it did not */
 	long usual; /* between two looks: inodes alone */
@@ -32,7 +29,9 @@ struct dorder_hold {
  * Make ready to hold up to slots files.  As many as that raise the process's
  * soft limit of open files, within its hard limit; where that is not enough,
  * files beyond half of it are not held.  False: without memory, nothing is
- * held.  A hold that is all 0 has not been started.
+ * held.  A hold that is all 0 has not been started.  The limit is that of the
+ * process: it returns to what it was when the last hold ends, in any order, and
+ * at once in a child made by fork().  What posix_spawn() starts inherits it.
  */
 bool dorder_hold_start(struct dorder_hold *hold, uint32_t slots);
 
@@ -58,7 +57,7 @@ void dorder_hold_take(struct dorder_hold *hold, uint32_t at, int fd);
 /* Let number at go, if it is held. */
 void dorder_hold_release(struct dorder_hold *hold, uint32_t at);
 
-/* Let all go; the limit is what it was. */
+/* Let all go. */
 void dorder_hold_end(struct dorder_hold *hold);
 
 #endif

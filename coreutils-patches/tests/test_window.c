@@ -18,6 +18,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define MAX 3000
@@ -585,6 +586,49 @@ static void test_part(uint32_t max, bool ordered, uint32_t most)
 	ok(good, what);
 }
 
+/* The limit that a child made by fork() finds. */
+static rlim_t limit_of_child(void)
+{
+	pid_t child = fork();
+	int ends = -1;
+
+	if (!child)
+		_exit(limit_now().rlim_cur == 600);
+	if (child < 0 || waitpid(child, &ends, 0) < 0 || !WIFEXITED(ends))
+		abort();
+	return WEXITSTATUS(ends) ? 600 : 0;
+}
+
+/* Two hold files at once; the first one ends first. */
+static void test_limit(void)
+{
+	struct rlimit before = limit_now(), low = before;
+	struct dorder_hold one = { 0 }, other = { 0 };
+	bool good;
+
+	low.rlim_cur = 600;
+	if (low.rlim_max < 6000) {
+		printf("# SKIP: the hard limit of open files is %llu\n",
+		       (unsigned long long)low.rlim_max);
+		return;
+	}
+	if (setrlimit(RLIMIT_NOFILE, &low))
+		abort();
+	good = dorder_hold_start(&one, 2000) && one.most == 2000;
+	good &= limit_now().rlim_cur == 2600;
+	ok(limit_of_child() == 600, "a child has the limit of before");
+	ok(good && limit_now().rlim_cur == 2600, "and its parent the raised one");
+	good = dorder_hold_start(&other, 3000) && other.most == 3000;
+	ok(good && limit_now().rlim_cur == 5600, "two raise it for both");
+	dorder_hold_end(&one);
+	good = limit_of_child() == 600;
+	dorder_hold_end(&other);
+	ok(good && limit_now().rlim_cur == 600,
+	   "it is what it was when both have ended");
+	if (setrlimit(RLIMIT_NOFILE, &before))
+		abort();
+}
+
 /* Files kept open for two windows, which are used without opening them. */
 static void test_keep(rlim_t soft)
 {
@@ -944,6 +988,7 @@ int main(int argc, char **argv)
 	test_part(20000, true, 6);
 	test_part(10000, false, 48);
 	test_not_kept();
+	test_limit();
 	test_keep(600);
 	test_room();
 	test_enough();
