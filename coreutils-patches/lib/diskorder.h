@@ -174,7 +174,8 @@ void dorder_read_names(int fd);
 
 /*
  * How many bytes of memory this process can have without pushing others out:
- * MemAvailable, or less if its control group's limit is lower.  SIZE_MAX if
+ * MemAvailable, or what is left of its control group's limit if that is less:
+ * the group uses some already, of which file pages can be reclaimed.  SIZE_MAX if
  * nothing tells.  Leaves errno alone.  root stands before all paths ("").
  */
 size_t dorder_room(void);

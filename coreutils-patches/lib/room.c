@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,15 +17,15 @@
 /* Long enough for the lines that matter; the rest of a file is left unread. */
 #define TEXT 4096
 
-/* Read the start of a file as text; 0 or -1. */
-static int read_text(const char *path, char text[TEXT])
+/* Read the start of a file as text, less than TEXT - 1 bytes; 0 or -1. */
+static int read_text(const char *path, char *text)
 {
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
 	ssize_t n;
 
 	if (fd < 0)
 		return -1;
-	n = read(fd, text, TEXT - 1);
+	n = read(fd, text, TEXT - 2);
 	close(fd);
 	text[n > 0 ? n : 0] = '\0';
 	return n > 0 ? 0 : -1;
@@ -36,20 +37,64 @@ static void lower(size_t *room, unsigned long long bytes)
 		*room = bytes;
 }
 
-/* The limits in a control group and in all above it; "max" is none. */
-static void group(size_t *room, const char *top, char *path, const char *name)
+/* How a kind of control group names things. */
+struct kind {
+	const char *line, *top; /* in /proc/self/cgroup, where mounted */
+	const char *limit, *used;
+	const char *kernel; /* of which inodes and names are most, or NULL */
+	const char *const *stat; /* in memory.stat: can be reclaimed */
+};
+
+/* The number in a file of a control group; false: none, or "max". */
+static bool number(const char *folder, const char *name,
+		   unsigned long long *value)
 {
-	char file[2 * TEXT], text[TEXT], *slash;
-	unsigned long long bytes;
-	char *end;
+	char file[3 * TEXT], text[TEXT], *end;
+
+	snprintf(file, sizeof(file), "%s/%s", folder, name);
+	if (read_text(file, text))
+		return false;
+	errno = 0;
+	*value = strtoull(text, &end, 10);
+	return end != text && !errno;
+}
+
+/* What a control group uses and cannot be reclaimed; 0 if unknown. */
+static unsigned long long kept(const char *folder, const struct kind *kind)
+{
+	unsigned long long used, part;
+	char file[3 * TEXT], text[TEXT];
+	const char *const *key;
+	const char *at;
+
+	if (!number(folder, kind->used, &used))
+		return 0;
+	snprintf(file, sizeof(file), "%s/memory.stat", folder);
+	text[0] = '\n';
+	if (read_text(file, text + 1))
+		text[1] = '\0';
+	if (kind->kernel && number(folder, kind->kernel, &part))
+		used -= part < used ? part : used;
+	for (key = kind->stat; *key; key++) {
+		at = strstr(text, *key);
+		part = at ? strtoull(at + strlen(*key), NULL, 10) : 0;
+		used -= part < used ? part : used;
+	}
+	return used;
+}
+
+/* What is left of the limits of a control group and of all above it. */
+static void group(size_t *room, const char *top, char *path,
+		  const struct kind *kind)
+{
+	unsigned long long limit, used;
+	char folder[2 * TEXT], *slash;
 
 	for (;;) {
-		snprintf(file, sizeof(file), "%s%s/%s", top, path, name);
-		if (!read_text(file, text)) {
-			errno = 0;
-			bytes = strtoull(text, &end, 10);
-			if (end != text && !errno)
-				lower(room, bytes);
+		snprintf(folder, sizeof(folder), "%s%s", top, path);
+		if (number(folder, kind->limit, &limit)) {
+			used = kept(folder, kind);
+			lower(room, limit - (used < limit ? used : limit));
 		}
 		slash = strrchr(path, '/');
 		if (!slash)
@@ -61,13 +106,20 @@ static void group(size_t *room, const char *top, char *path, const char *name)
 /* What control groups allow this process; as many names as there are kinds. */
 static void groups(size_t *room, const char *root)
 {
-	static const struct {
-		const char *line, *top, *name;
-	} kinds[] = {
-		{ "0::", "/sys/fs/cgroup", "memory.max" },
-		{ "0::", "/sys/fs/cgroup", "memory.high" },
-		{ ":memory:", "/sys/fs/cgroup/memory",
-		  "memory.limit_in_bytes" },
+	static const char *const stat[] = { "\ninactive_file ",
+					    "\nactive_file ",
+					    "\nslab_reclaimable ", NULL };
+	/* Without "total_" they are of the group alone. */
+	static const char *const old_stat[] = { "\ntotal_inactive_file ",
+						"\ntotal_active_file ", NULL };
+	static const struct kind kinds[] = {
+		{ "0::", "/sys/fs/cgroup", "memory.max", "memory.current",
+		  NULL, stat },
+		{ "0::", "/sys/fs/cgroup", "memory.high", "memory.current",
+		  NULL, stat },
+		{ ":memory:", "/sys/fs/cgroup/memory", "memory.limit_in_bytes",
+		  "memory.usage_in_bytes", "memory.kmem.usage_in_bytes",
+		  old_stat },
 	};
 	char text[TEXT], path[TEXT], top[TEXT];
 	const char *at, *end;
@@ -85,7 +137,7 @@ static void groups(size_t *room, const char *root)
 		memcpy(path, at, end - at);
 		path[end - at] = '\0';
 		snprintf(top, sizeof(top), "%s%s", root, kinds[n].top);
-		group(room, top, path, kinds[n].name);
+		group(room, top, path, &kinds[n]);
 	}
 }
 

@@ -792,12 +792,29 @@ static void test_room(void)
 	ok(dorder_room_at(top) == 600000, "a limit above");
 	put(top, "/sys/fs/cgroup/a.slice/b.service/memory.max", "500000\n");
 	ok(dorder_room_at(top) == 500000, "the lowest limit");
+	put(top, "/sys/fs/cgroup/a.slice/b.service/memory.current", "300000\n");
+	ok(dorder_room_at(top) == 200000, "what is left of it");
+	put(top, "/sys/fs/cgroup/a.slice/b.service/memory.stat",
+	    "anon 1\ninactive_file 40000\nactive_file 50000\n"
+	    "slab_reclaimable 9000\nworkingset_refault_inactive_file 7\n");
+	ok(dorder_room_at(top) == 299000, "and what can be reclaimed");
+	put(top, "/sys/fs/cgroup/a.slice/memory.current", "590000\n");
+	ok(dorder_room_at(top) == 10000, "a limit above is nearly reached");
+	put(top, "/sys/fs/cgroup/a.slice/memory.current", "700000\n");
+	ok(dorder_room_at(top) == 0, "or exceeded");
 	put(top, "/proc/self/cgroup",
 	    "5:memory:/m\n4:cpu,cpuacct:/c\n1:name=systemd:/s\n0::/\n");
 	put(top, "/sys/fs/cgroup/memory/m/memory.limit_in_bytes", "400000\n");
 	put(top, "/sys/fs/cgroup/memory/memory.limit_in_bytes",
 	    "9223372036854771712\n");
 	ok(dorder_room_at(top) == 400000, "of the older kind");
+	put(top, "/sys/fs/cgroup/memory/m/memory.usage_in_bytes", "390000\n");
+	put(top, "/sys/fs/cgroup/memory/m/memory.stat",
+	    "inactive_file 1\nactive_file 2\ntotal_inactive_file 30000\n"
+	    "total_active_file 20000\n");
+	ok(dorder_room_at(top) == 60000, "what is left of that");
+	put(top, "/sys/fs/cgroup/memory/m/memory.kmem.usage_in_bytes", "5000\n");
+	ok(dorder_room_at(top) == 65000, "inodes and names can be reclaimed");
 	errno = 7;
 	ok(dorder_handles_at(top) == SIZE_MAX && errno == 7,
 	   "nothing tells of open files");
