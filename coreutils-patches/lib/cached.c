@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #endif
 #include "diskorder.h"
+#include "inside.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -59,12 +60,7 @@ void dorder_watch_saw(struct dorder_watch *watch, int cached)
 	watch->pass = watch->step;
 }
 
-/*
- * Reading must not leave a trace: a tool that preserves times of access, or
- * archives them, looks at them after us.  flags: those of fd; O_NOATIME is set
- * where the kernel allows it, and stays set until the caller restores them.
- */
-static bool reads_unseen(int fd, int flags)
+bool dorder_reads_unseen(int fd, int flags)
 {
 	const time_t day = 24 * 60 * 60;
 	struct statvfs fs;
@@ -108,28 +104,37 @@ static bool comes_at_once(int fd, off_t at)
 	return preadv2(fd, &to, 1, at, RWF_NOWAIT) == 1;
 }
 
-static int in_memory(int fd, uint64_t size)
+int64_t dorder_cached_pages(int fd, uint64_t from, uint64_t size)
 {
 	struct {
 		uint64_t off, len;
-	} range = { 0, size };
+	} range = { from, size };
 	struct {
 		uint64_t cache, dirty, writeback, evicted, recently_evicted;
 	} stat;
-	const uint64_t page = sysconf(_SC_PAGESIZE);
+
+	return syscall(SYS_cachestat, fd, &range, &stat, 0)
+		       ? -1
+		       : (int64_t)stat.cache;
+}
+
+static int in_memory(int fd, uint64_t size)
+{
+	const int64_t page = sysconf(_SC_PAGESIZE);
+	int64_t pages = dorder_cached_pages(fd, 0, size);
 	int flags, found = -1;
 
-	if (syscall(SYS_cachestat, fd, &range, &stat, 0) == 0) {
-		if (stat.cache >= (size + page - 1) / page)
+	if (pages >= 0) {
+		if (pages >= ((int64_t)size + page - 1) / page)
 			return 1;
-		return stat.cache ? -1 : 0;
+		return pages ? -1 : 0;
 	}
 	if (errno != ENOSYS || nowait_reads())
 		return -1;
 	flags = fcntl(fd, F_GETFL);
 	if (flags < 0)
 		return -1;
-	if (reads_unseen(fd, flags)) {
+	if (dorder_reads_unseen(fd, flags)) {
 		found = 0;
 		if (comes_at_once(fd, 0))
 			found = comes_at_once(fd, size - 1) ? 1 : -1;

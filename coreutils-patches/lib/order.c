@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #endif
 #include "diskorder.h"
+#include "inside.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -14,6 +15,7 @@
 #include <strings.h>
 #include <sys/ioctl.h>
 #include <sys/vfs.h>
+#include <unistd.h>
 
 /*
  * File systems whose inode numbers are places on the disk: in ext4 (ext2 and
@@ -141,16 +143,43 @@ void dorder_will_not_read(void *ctx, int fd)
 	errno = saved;
 }
 
+/* What one call reads at least, if the file is so large: read_ahead_kb. */
+#define ONE_CALL (128U << 10)
+
+/* How far from at on a file is in memory or on its way; at: unknown. */
+static size_t begun(int fd, size_t at, size_t size)
+{
+	const size_t page = sysconf(_SC_PAGESIZE);
+	int64_t pages = dorder_cached_pages(fd, at, size - at);
+
+	if (pages < 0)
+		return at;
+	if ((uint64_t)pages < (size - at + page - 1) / page)
+		return at + pages * page;
+	return size;
+}
+
+/*
+ * The kernel reads no more at a call than the larger of the device's
+ * read_ahead_kb and max_sectors_kb, without a word.
+ */
 size_t dorder_will_read(int fd, off_t size, size_t limit)
 {
 	int saved = errno;
+	size_t at = 0, next;
 
 	if (size <= 0 || !limit)
 		return 0;
 	if ((uintmax_t)size < limit)
 		limit = size;
-	if (posix_fadvise(fd, 0, limit, POSIX_FADV_WILLNEED))
-		limit = 0;
+	while (at < limit) {
+		if (posix_fadvise(fd, at, limit - at, POSIX_FADV_WILLNEED))
+			break;
+		next = limit - at > ONE_CALL ? begun(fd, at, limit) : limit;
+		if (next == at)
+			next = at + ONE_CALL;
+		at = next;
+	}
 	errno = saved;
-	return limit;
+	return at;
 }

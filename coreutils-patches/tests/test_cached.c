@@ -13,6 +13,7 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/personality.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -58,6 +59,38 @@ static void test_cached(const char *where)
 	close(fd);
 	unlink(name);
 	ok(dorder_cached(fd, 1) == -1, "closed");
+}
+
+/* All that is asked for is read, and no more is reported than was. */
+static void test_will_read(const char *where)
+{
+	char name[4096], *data = calloc(1, DORDER_AHEAD_FILE);
+	size_t asked;
+	int fd, n;
+
+	snprintf(name, sizeof(name), "%s/test_cached.XXXXXX", where);
+	fd = mkstemp(name);
+	memset(data, 'x', DORDER_AHEAD_FILE);
+	ok(fd >= 0 && data && write(fd, data, DORDER_AHEAD_FILE) > 0 &&
+		   fsync(fd) == 0,
+	   "a file of a MiB");
+	free(data);
+	(void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+	if (dorder_cached(fd, DORDER_AHEAD_FILE)) {
+		printf("# SKIP: the file system at %s keeps all in memory\n",
+		       where);
+	} else {
+		asked = dorder_will_read(fd, 4 << 20, DORDER_AHEAD_FILE);
+		ok(asked == DORDER_AHEAD_FILE, "all of it is asked for");
+		for (n = 0; n < 100 && dorder_cached(fd, asked) != 1; n++)
+			usleep(10000);
+		ok(dorder_cached(fd, asked) == 1, "and read");
+	}
+	ok(!dorder_will_read(fd, 0, 10) && !dorder_will_read(fd, 10, 0) &&
+		   !dorder_will_read(-1, 10, 10),
+	   "nothing to read");
+	close(fd);
+	unlink(name);
 }
 
 /* A system call filter: cachestat(2) is not known. */
@@ -161,6 +194,7 @@ static void test_without_cachestat(const char *where)
 int main(int argc, char **argv)
 {
 	test_cached(argc > 2 ? argv[2] : ".");
+	test_will_read(argc > 2 ? argv[2] : ".");
 	test_without_cachestat(argc > 2 ? argv[2] : ".");
 	printf("1..%d\n", tests);
 	return bad != 0;

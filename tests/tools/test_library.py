@@ -2,11 +2,12 @@
 """libdiskorder under sanitizers, and the preload with its command."""
 
 import os
+import pathlib
 import re
 import shutil
 
 import pytest
-from conftest import HERE, built, falls, run
+from conftest import HERE, built, falls, loop_mounted, run
 
 ORDER = "import os, sys; print('\\n'.join(f'{e.inode()} {e.name}' for e in os.scandir(sys.argv[1])))"
 WARN = ("-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Wshadow", "-Werror")
@@ -21,18 +22,35 @@ def tap(text):
     assert plan and int(plan[1]) == len(good) > 0
 
 
-@pytest.fixture(scope="module", params=["reader", "window", "cached"])
-def unit(request, tmp_path_factory):
-    out = tmp_path_factory.mktemp(request.param) / "test"
+def compile_unit(name, folder):
+    out = folder / "test"
     run("gcc", *WARN, "-D_GNU_SOURCE", "-D_FILE_OFFSET_BITS=64", "-fsanitize=address,undefined",
-        "-fno-sanitize-recover=all", HERE / "tests" / f"test_{request.param}.c", *sorted((HERE / "lib").glob("*.c")),
+        "-fno-sanitize-recover=all", HERE / "tests" / f"test_{name}.c", *sorted((HERE / "lib").glob("*.c")),
         "-o", out)  # fmt: skip
     return out
+
+
+@pytest.fixture(scope="module", params=["reader", "window", "cached"])
+def unit(request, tmp_path_factory):
+    return compile_unit(request.param, tmp_path_factory.mktemp(request.param))
 
 
 @pytest.mark.parametrize("seed", [20261121, 2, 3] + list(range(100, 140)) * bool(os.environ.get("ITREE_FULL")))
 def test_unit(unit, seed, ext4):
     tap(run(unit, seed, ext4))
+
+
+def test_small_read_ahead(tmp_path):
+    """A device that reads 16 KiB at a call: files are still read whole."""
+    image = tmp_path / "image"
+    with open(image, "wb") as handle:
+        handle.truncate(64 << 20)
+    run("mke2fs", "-q", "-t", "ext4", "-F", image)
+    with loop_mounted(image, tmp_path / "mnt") as where:
+        disk = pathlib.Path(run("findmnt", "-no", "SOURCE", where).strip()).name
+        for name in ("read_ahead_kb", "max_sectors_kb"):
+            pathlib.Path(f"/sys/block/{disk}/queue/{name}").write_text("16")
+        tap(run(compile_unit("cached", tmp_path), 1, where))
 
 
 @pytest.fixture(scope="module")
