@@ -48,9 +48,16 @@ def test_small_read_ahead(tmp_path):
     run("mke2fs", "-q", "-t", "ext4", "-F", image)
     with loop_mounted(image, tmp_path / "mnt") as where:
         disk = pathlib.Path(run("findmnt", "-no", "SOURCE", where).strip()).name
-        for name in ("read_ahead_kb", "max_sectors_kb"):
-            pathlib.Path(f"/sys/block/{disk}/queue/{name}").write_text("16")
-        tap(run(compile_unit("cached", tmp_path), 1, where))
+        limits = [pathlib.Path(f"/sys/block/{disk}/queue/{n}") for n in ("read_ahead_kb", "max_sectors_kb")]
+        before = [limit.read_text() for limit in limits]
+        try:
+            for limit in limits:
+                limit.write_text("16")
+            tap(run(compile_unit("cached", tmp_path), 1, where))
+        finally:
+            # A loop device keeps them for its next image.
+            for limit, value in zip(limits, before, strict=True):
+                limit.write_text(value)
 
 
 @pytest.fixture(scope="module")
