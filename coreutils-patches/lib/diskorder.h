@@ -263,6 +263,15 @@ void dorder_window_free(struct dorder_window *window);
 int64_t dorder_window_add(struct dorder_window *window, int fd, off_t size);
 
 /*
+ * To be called before the files of another device are looked at, and as often
+ * as the caller likes.  Returns 0 if there is no sense in opening and adding
+ * them: none of the first DORDER_GIVE_UP had a place on the disk (NFS, FUSE, ZFS,
+ * tmpfs).  Files in memory do not count.
+ */
+#define DORDER_GIVE_UP 64
+int dorder_window_device(struct dorder_window *window, dev_t device);
+
+/*
  * To be called before a file is looked up in the directory open at fd, to be
  * added: reads the directory's names again where they have left memory since,
  * which the look-ups' waits tell.  Leaves fd's position and errno alone.

@@ -15,6 +15,11 @@
 #include <string.h>
 #include <unistd.h>
 
+/* So many devices without places are remembered. */
+#define DEVICES 8
+/* In placeless. */
+#define PLACED UINT32_MAX
+
 struct dorder_window {
 	const struct dorder_window_ops *ops;
 	void *ctx;
@@ -46,6 +51,11 @@ struct dorder_window {
 	struct dorder_hold hold; /* by place in keys, modulo stretch */
 	uint32_t first; /* where item 0 is in hold, of files that are kept, */
 	uint32_t used; /* and the one that will be used next */
+	struct {
+		dev_t number;
+		uint32_t placeless; /* files so far; PLACED: one has a place */
+	} devices[DEVICES];
+	uint32_t nr_devices, device; /* all so far; that of the next file */
 };
 
 /* In sizes: the file's data is not dropped. */
@@ -186,6 +196,7 @@ static int kept(const struct dorder_window *window, uint32_t item)
 
 int64_t dorder_window_add(struct dorder_window *window, int fd, off_t size)
 {
+	uint32_t *placeless = &window->devices[window->device].placeless;
 	struct dorder_key *key = window->keys + window->count;
 	int saved = errno, found;
 	uint64_t place;
@@ -203,8 +214,12 @@ int64_t dorder_window_add(struct dorder_window *window, int fd, off_t size)
 	place = window->ops->place ? window->ops->place(window->ctx, fd)
 				   : dorder_first_extent(fd);
 	errno = saved;
-	if (!place)
+	if (!place) {
+		if (*placeless < DORDER_GIVE_UP)
+			++*placeless;
 		return -1;
+	}
+	*placeless = PLACED;
 	if (window->free) {
 		item = window->free - 1;
 		window->free = window->sizes[item];
@@ -235,6 +250,24 @@ int64_t dorder_window_add(struct dorder_window *window, int fd, off_t size)
 		window->sizes[item] |= KEEP;
 	window->count++;
 	return item;
+}
+
+int dorder_window_device(struct dorder_window *window, dev_t device)
+{
+	uint32_t n = window->device;
+
+	if (!window->nr_devices || window->devices[n].number != device) {
+		for (n = 0; n < DEVICES && n < window->nr_devices; n++)
+			if (window->devices[n].number == device)
+				break;
+		if (n == DEVICES || n == window->nr_devices) {
+			n = window->nr_devices++ % DEVICES;
+			window->devices[n].number = device;
+			window->devices[n].placeless = 0;
+		}
+		window->device = n;
+	}
+	return window->devices[n].placeless != DORDER_GIVE_UP;
 }
 
 void dorder_window_look(struct dorder_window *window, int fd)

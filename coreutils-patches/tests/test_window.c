@@ -908,6 +908,44 @@ static void test_real(void)
 	free(f);
 }
 
+/* Devices whose files have no place are given up, the others are not. */
+static void test_devices(void)
+{
+	struct fake *f = calloc(1, sizeof(*f));
+	struct dorder_window *w = dorder_window_new(&ops, f, MAX, NULL);
+	uint32_t n, tried[4] = { 0 };
+	bool good = true;
+	int round;
+
+	/* Of the third, one has a place; the fourth has a few files. */
+	for (n = 0; n < 40; n++)
+		f->places[n] = n == 20;
+	for (round = 0; round < 40; round++)
+		for (n = 0; n < 4; n++) {
+			for (int i = 0; i < (n < 3 ? 40 : 1); i++) {
+				if (!dorder_window_device(w, n))
+					continue;
+				tried[n]++;
+				f->places[100] = n == 2 && i == 20;
+				(void)dorder_window_add(w, 100, 1);
+			}
+		}
+	good = tried[0] >= 64 && tried[0] < 40 * 40 && tried[2] == 40 * 40 &&
+	       tried[3] == 40;
+	ok(good, "devices with and without places in turn");
+	memset(tried, 0, sizeof(tried));
+	for (n = 0; n < 1000; n++) {
+		tried[0] += dorder_window_device(w, 10);
+		f->places[100] = 0;
+		(void)dorder_window_add(w, 100, 1);
+	}
+	ok(tried[0] == DORDER_GIVE_UP, "one without is given up");
+	good = dorder_window_device(w, 11) && !dorder_window_device(w, 10);
+	ok(good, "and stays so");
+	dorder_window_free(w);
+	free(f);
+}
+
 /*
  * Go through count files as a tool does, the first of them number from; how
  * many were put off.  looked: at so many.
@@ -1011,6 +1049,7 @@ int main(int argc, char **argv)
 	test_enough();
 	test_bounds();
 	test_real();
+	test_devices();
 	test_watch();
 	/* No chance in these, which take long: not for every seed. */
 	if (first == USUAL)

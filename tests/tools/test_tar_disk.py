@@ -10,7 +10,7 @@ import sys
 import tarfile
 
 import pytest
-from conftest import built, contents, forget, run
+from conftest import built, contents, forget, loop_mounted, run
 
 OLD = 10**18
 
@@ -405,3 +405,76 @@ def test_names_as_long_as_the_format_has_them(tar, work, tmp_path, form):
         every[order] = (once(archive), res.returncode)
     assert every["none"] == every["disk"]
     assert any(n.endswith("/.") for n in names(archive))
+
+
+@pytest.mark.parametrize("limit", [8, 20])
+def test_few_descriptors(tar, work, tmp_path, limit):
+    """More directories with files put off than may be open: each file is stored."""
+    for number in range(40):
+        fill(work / "s" / f"d{number}", 4)
+    settle(work / "s")
+    archive = tmp_path / "a.tar"
+    run("prlimit", f"--nofile={limit}:{limit}", tar, "--sort=disk", "-cf", archive, "-C", work, "s")
+    assert len([n for n in names(archive) if "/f" in n]) == 160
+    assert len(again(archive)) == 40
+
+
+def changed_meanwhile(tar, work, tmp_path, what):
+    """What tar says when a directory changes while the files of a later one are stored."""
+    for name in ("a", "b"):
+        fill(work / "s" / name, 40)
+    settle(work / "s")
+    # Once the headers of both are stored, and a file or two.
+    action = f"exec=cd {work}/s && {what}"
+    res = run(tar, "--format=posix", "--sort=disk", "--checkpoint=20", f"--checkpoint-action={action}", "-b1", "-cf",
+              tmp_path / "a.tar", "-C", work, "s", ok=False)  # fmt: skip
+    return res.returncode, res.stderr.splitlines()
+
+
+@pytest.mark.parametrize("what", ["touch a/new", "chmod 700 a"])
+def test_directory_changes_while_files_wait(tar, work, tmp_path, what):
+    code, said = changed_meanwhile(tar, work, tmp_path, what)
+    assert code == 1
+    assert [line.split(": ", 1)[1] for line in said] == ["s/a/: file changed as we read it"]
+
+
+def test_directory_does_not_change(tar, work, tmp_path):
+    assert changed_meanwhile(tar, work, tmp_path, "cat a/f1 >/dev/null") == (0, [])
+
+
+def openings(tar, work, tmp_path, folder, env=None):
+    """How often tar --sort=disk opens a file of the folder, on average; and the members."""
+    trace = tmp_path / "trace"
+    run("strace", "-f", "-e", "trace=openat", "-o", trace, tar, "--sort=disk", "-cf", tmp_path / "a.tar", "-C",
+        folder.parent, folder.name, env=env or {})  # fmt: skip
+    opened = sum('.f"' in line and " = -1" not in line for line in trace.read_text().splitlines())
+    return opened / len(list(folder.iterdir())), names(tmp_path / "a.tar")
+
+
+def test_turned_off(tar, work, tmp_path):
+    """DISKORDER=off: no file is put off, none is opened more than once."""
+    fill(work / "s", 300, "{}.f")
+    settle(work / "s")
+    on, members = openings(tar, work, tmp_path, work / "s")
+    forget(work / "s")
+    off, same = openings(tar, work, tmp_path, work / "s", {"DISKORDER": "off"})
+    assert off == 1 and on > 1
+    assert sorted(members) == sorted(same)
+
+
+def test_without_places_on_a_disk(tar, work, tmp_path):
+    """Where no file has a place, that is found out with 64 files, which are those opened twice."""
+    image = work / "btrfs"
+    with open(image, "wb") as handle:
+        handle.truncate(256 << 20)
+    run("mkfs.btrfs", "-q", image)
+    with loop_mounted(image, work / "mnt") as where:
+        folder = where / "s"
+        folder.mkdir()
+        for number in range(640):
+            # Kept beside the inode, as btrfs says by FIEMAP.
+            (folder / f"{number}.f").write_text(f"{number}\n" * 100)
+        forget(folder)
+        each, members = openings(tar, work, tmp_path, folder)
+    assert len(members) == 641
+    assert 1 < each <= 1 + 64 / 640
