@@ -213,7 +213,8 @@ size_t dorder_handles_at(const char *root);
  * goes before it for files that were used.  NULL: never.
  * The others may be NULL: cached is dorder_cached(), place
  * dorder_first_extent(), ahead dorder_will_read() of at most
- * DORDER_AHEAD_FILE, room dorder_room(), memory dorder_pages().
+ * DORDER_AHEAD_FILE, or for files that lie one after another on the disk fewer and
+ * larger requests (their descriptors get O_NOATIME, where that is allowed), room dorder_room(), memory dorder_pages().
  */
 struct dorder_window_ops {
 	int (*open)(void *ctx, uint32_t item);

@@ -113,8 +113,8 @@ static void groups(size_t *room, const char *root)
 	static const char *const old_stat[] = { "\ntotal_inactive_file ",
 						"\ntotal_active_file ", NULL };
 	static const struct kind kinds[] = {
-		{ "0::", "/sys/fs/cgroup", "memory.max", "memory.current",
-		  NULL, stat },
+		{ "0::", "/sys/fs/cgroup", "memory.max", "memory.current", NULL,
+		  stat },
 		{ "0::", "/sys/fs/cgroup", "memory.high", "memory.current",
 		  NULL, stat },
 		{ ":memory:", "/sys/fs/cgroup/memory", "memory.limit_in_bytes",

@@ -8,6 +8,7 @@
 #endif
 #include "diskorder.h"
 #include "hold.h"
+#include "inside.h"
 
 #include <errno.h>
 #include <stdbool.h>
@@ -17,6 +18,8 @@
 
 /* So many devices without places are remembered. */
 #define DEVICES 8
+/* In keys, above all addresses: the device's number in devices. */
+#define DEVICE_SHIFT 60
 /* In placeless. */
 #define PLACED UINT32_MAX
 
@@ -35,6 +38,7 @@ struct dorder_window {
 	uint32_t stretch; /* so many are brought in at a time */
 	bool tight; /* memory does not hold what is read of many files */
 	bool sorted;
+	bool refused; /* files cannot be mapped to read them ahead */
 	uint32_t next; /* to be handed out, */
 	uint32_t ahead; /* to be read ahead, */
 	uint32_t looked; /* and to be brought in: places in keys */
@@ -57,6 +61,9 @@ struct dorder_window {
 	} devices[DEVICES];
 	uint32_t nr_devices, device; /* all so far; that of the next file */
 };
+
+/* File systems give files whole blocks, of at least so many bytes. */
+#define BLOCK 4096
 
 /* In sizes: the file's data is not dropped. */
 #define KEEP ((uint32_t)1 << 31)
@@ -220,6 +227,8 @@ int64_t dorder_window_add(struct dorder_window *window, int fd, off_t size)
 		return -1;
 	}
 	*placeless = PLACED;
+	/* Addresses of different devices have nothing to do with each other. */
+	place += (uint64_t)window->device << DEVICE_SHIFT;
 	if (window->free) {
 		item = window->free - 1;
 		window->free = window->sizes[item];
@@ -318,23 +327,108 @@ uint32_t dorder_window_count(const struct dorder_window *window)
 	return window->count;
 }
 
+/* Open the file at a place in the order; or the descriptor that is kept. */
+static int open_place(struct dorder_window *window, uint32_t place, bool *keep)
+{
+	uint32_t item = window->keys[place].value;
+	int fd = kept(window, item);
+
+	*keep = fd >= 0;
+	return *keep ? fd : window->ops->open(window->ctx, item);
+}
+
+/* What is read ahead of the file at a place in the order, at most. */
+static uint32_t size_at(const struct dorder_window *window, uint32_t place)
+{
+	return window->sizes[window->keys[place].value] & ~KEEP;
+}
+
 /* Start reading the file at a place in the order; the bytes asked for. */
 static size_t read_ahead(struct dorder_window *window, uint32_t place)
 {
-	uint32_t item = window->keys[place].value;
-	uint32_t size = window->sizes[item] & ~KEEP;
-	int saved = errno, has = kept(window, item), fd = has;
+	uint32_t size = size_at(window, place);
 	size_t bytes = 0;
+	bool keep;
+	int fd = open_place(window, place, &keep);
 
-	if (has < 0)
-		fd = window->ops->open(window->ctx, item);
-	if (fd >= 0)
-		bytes = window->ops->ahead
-				? window->ops->ahead(window->ctx, fd, size)
-				: dorder_will_read(fd, size, DORDER_AHEAD_FILE);
-	if (fd != has)
+	if (fd < 0)
+		return 0;
+	bytes = window->ops->ahead
+			? window->ops->ahead(window->ctx, fd, size)
+			: dorder_will_read(fd, size, DORDER_AHEAD_FILE);
+	if (!keep)
 		close(fd);
-	errno = saved;
+	return bytes;
+}
+
+/*
+ * How many files from a place in the order on, of at most count, lie one after
+ * another on the disk.  Those in smaller blocks do so in any case.
+ */
+static uint32_t run_length(const struct dorder_window *window, uint32_t place,
+			   uint32_t count)
+{
+	const struct dorder_key *key = window->keys + place;
+	uint32_t n, size;
+
+	if (window->ops->ahead || count > DORDER_AHEAD_FILES)
+		count = window->ops->ahead ? 1 : DORDER_AHEAD_FILES;
+	for (n = 0; n < count; n++) {
+		size = size_at(window, place + n);
+		if (size > DORDER_RUN_FILE)
+			break;
+		if (n + 1 < count && key[n + 1].key - key[n].key >
+					     ((size - 1) | (BLOCK - 1)) + 1)
+			return n + 1;
+	}
+	return n ? n : 1;
+}
+
+/* Start reading files that lie one after another; asked: bytes of each. */
+static void read_run(struct dorder_window *window, uint32_t place,
+		     uint32_t count, uint32_t *asked)
+{
+	int files[DORDER_AHEAD_FILES];
+	uint32_t sizes[DORDER_AHEAD_FILES], n, opened = 0;
+	bool keep[DORDER_AHEAD_FILES];
+
+	for (n = 0; n < count; n++) {
+		files[opened] = open_place(window, place + n, keep + opened);
+		/* Short of descriptors: one at a time. */
+		if (files[opened] < 0 && opened &&
+		    (errno == EMFILE || errno == ENFILE))
+			break;
+		asked[n] = 0;
+		if (files[opened] < 0)
+			continue;
+		asked[n] = sizes[opened] = size_at(window, place + n);
+		opened++;
+	}
+	if (opened)
+		dorder_read_run(files, sizes, opened, &window->refused);
+	while (opened--)
+		if (!keep[opened])
+			close(files[opened]);
+	for (; n < count; n++)
+		asked[n] = read_ahead(window, place + n);
+}
+
+/*
+ * Start reading count files from a place in the order on, those that lie one
+ * after another together.  Returns the bytes asked for; asked: of each.
+ */
+static size_t read_files(struct dorder_window *window, uint32_t place,
+			 uint32_t count, uint32_t *asked)
+{
+	size_t bytes = 0;
+	uint32_t n;
+
+	if (count == 1)
+		asked[0] = read_ahead(window, place);
+	else
+		read_run(window, place, count, asked);
+	for (n = 0; n < count; n++)
+		bytes += asked[n];
 	return bytes;
 }
 
@@ -468,10 +562,36 @@ static void done(struct dorder_window *window)
 	errno = saved;
 }
 
+/*
+ * Read more ahead, once half of what was ahead has been used: file by file,
+ * there would be no neighbours to read with.
+ */
+static void refill(struct dorder_window *window)
+{
+	const uint32_t most = ahead_files(window);
+	uint32_t asked[DORDER_AHEAD_FILES], end = window->until, count, n;
+
+	if (window->ahead - window->next > most / 2 ||
+	    window->ahead_bytes > DORDER_AHEAD_BYTES / 2)
+		return;
+	if (end - window->next > most)
+		end = window->next + most;
+	if (window->round && end > window->looked)
+		end = window->looked;
+	while (window->ahead < end &&
+	       window->ahead_bytes < DORDER_AHEAD_BYTES) {
+		count = run_length(window, window->ahead, end - window->ahead);
+		window->ahead_bytes +=
+			read_files(window, window->ahead, count, asked);
+		for (n = 0; n < count; n++)
+			window->asked[window->ahead++ % DORDER_AHEAD_FILES] =
+				asked[n];
+	}
+}
+
 int dorder_window_next(struct dorder_window *window, uint32_t *item)
 {
 	int saved = errno;
-	uint32_t slot;
 
 	sort(window);
 	if (!window->next)
@@ -485,15 +605,8 @@ int dorder_window_next(struct dorder_window *window, uint32_t *item)
 	/* It takes so much memory that data which was read ahead would go. */
 	if (window->round && window->next == window->looked)
 		look(window);
-	while (window->ahead < window->until &&
-	       window->ahead < window->next + ahead_files(window) &&
-	       window->ahead_bytes < DORDER_AHEAD_BYTES &&
-	       !(window->round && window->ahead == window->looked)) {
-		slot = window->ahead % DORDER_AHEAD_FILES;
-		window->asked[slot] = read_ahead(window, window->ahead);
-		window->ahead_bytes += window->asked[slot];
-		window->ahead++;
-	}
+	refill(window);
+	errno = saved;
 	window->ahead_bytes -= window->asked[window->next % DORDER_AHEAD_FILES];
 	*item = window->keys[window->next++].value;
 	return 1;
@@ -501,12 +614,16 @@ int dorder_window_next(struct dorder_window *window, uint32_t *item)
 
 size_t dorder_window_read_all(struct dorder_window *window)
 {
+	uint32_t asked[DORDER_AHEAD_FILES], n, count;
+	int saved = errno;
 	size_t bytes = 0;
-	uint32_t n;
 
 	sort(window);
-	for (n = 0; n < window->count; n++)
-		bytes += read_ahead(window, n);
+	for (n = 0; n < window->count; n += count) {
+		count = run_length(window, n, window->count - n);
+		bytes += read_files(window, n, count, asked);
+	}
+	errno = saved;
 	window->first += window->count;
 	window->first %= 2 * window->max;
 	empty(window);

@@ -180,8 +180,8 @@ static void test_without_cachestat(const char *where)
 			continue;
 		got = answer(name, sizeof(data), whos[n]);
 		usleep(20000);
-		snprintf(what, sizeof(what), "dropped, asked as %d: %d, not read",
-			 whos[n], got);
+		snprintf(what, sizeof(what),
+			 "dropped, asked as %d: %d, not read", whos[n], got);
 		ok((got == 0 || got == 3) && !dorder_cached(fd, sizeof(data)),
 		   what);
 	}

@@ -617,7 +617,8 @@ static void test_limit(void)
 	good = dorder_hold_start(&one, 2000) && one.most == 2000;
 	good &= limit_now().rlim_cur == 2600;
 	ok(limit_of_child() == 600, "a child has the limit of before");
-	ok(good && limit_now().rlim_cur == 2600, "and its parent the raised one");
+	ok(good && limit_now().rlim_cur == 2600,
+	   "and its parent the raised one");
 	good = dorder_hold_start(&other, 3000) && other.most == 3000;
 	ok(good && limit_now().rlim_cur == 5600, "two raise it for both");
 	dorder_hold_end(&one);
@@ -813,7 +814,8 @@ static void test_room(void)
 	    "inactive_file 1\nactive_file 2\ntotal_inactive_file 30000\n"
 	    "total_active_file 20000\n");
 	ok(dorder_room_at(top) == 60000, "what is left of that");
-	put(top, "/sys/fs/cgroup/memory/m/memory.kmem.usage_in_bytes", "5000\n");
+	put(top, "/sys/fs/cgroup/memory/m/memory.kmem.usage_in_bytes",
+	    "5000\n");
 	ok(dorder_room_at(top) == 65000, "inodes and names can be reclaimed");
 	errno = 7;
 	ok(dorder_handles_at(top) == SIZE_MAX && errno == 7,

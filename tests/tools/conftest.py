@@ -83,6 +83,12 @@ def ext4(tmp_path_factory):
         yield where
 
 
+def requests_of(where):
+    """Read requests that the disk of a file system mounted by loop_mounted() has had so far."""
+    disk = pathlib.Path(run("findmnt", "-no", "SOURCE", where).strip()).name
+    return int(pathlib.Path(f"/sys/block/{disk}/stat").read_text().split()[0])
+
+
 def make_many(where, count):
     """A directory of files with data of their own."""
     where.mkdir()

@@ -30,7 +30,7 @@ def compile_unit(name, folder):
     return out
 
 
-@pytest.fixture(scope="module", params=["reader", "window", "cached"])
+@pytest.fixture(scope="module", params=["reader", "window", "cached", "merge"])
 def unit(request, tmp_path_factory):
     return compile_unit(request.param, tmp_path_factory.mktemp(request.param))
 

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: LGPL-2.0-or-later
+/*
+ * Reading a run of files ahead that lie one after another on the disk.
+ *
+ * POSIX_FADV_WILLNEED sends a request for each file.  madvise() holds one block
+ * plug over all the mappings it walks: where files are mapped at adjacent
+ * addresses, their requests merge.  Nothing is ever read through the mappings.
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "diskorder.h"
+#include "inside.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/*
+ * Map those files side by side that can be mapped.  mmap() updates the time of
+ * access: where that cannot be prevented, a file is left out.  refused: none of
+ * them can be mapped.  Returns the bytes mapped at base.
+ */
+static size_t map_files(char *base, const int *files, const uint32_t *sizes,
+			uint32_t count, bool *mapped, bool *refused)
+{
+	const size_t page = sysconf(_SC_PAGESIZE);
+	size_t used = 0, size;
+	uint32_t n;
+	int flags;
+
+	for (n = 0; n < count; n++) {
+		mapped[n] = false;
+		flags = *refused ? -1 : fcntl(files[n], F_GETFL);
+		if (flags < 0 || !dorder_reads_unseen(files[n], flags))
+			continue;
+		size = (sizes[n] + page - 1) / page * page;
+		mapped[n] =
+			mmap(base + used, size, PROT_NONE,
+			     MAP_SHARED | MAP_FIXED, files[n], 0) != MAP_FAILED;
+		if (mapped[n])
+			used += size;
+		else
+			/* Once: a security module logs each attempt. */
+			*refused = errno != ENOMEM && errno != EAGAIN;
+	}
+	return used;
+}
+
+void dorder_read_run(const int *files, const uint32_t *sizes, uint32_t count,
+		     bool *refused)
+{
+	const size_t page = sysconf(_SC_PAGESIZE);
+	size_t size = 0, used = 0;
+	bool mapped[DORDER_AHEAD_FILES] = { false };
+	uint32_t n;
+	char *base;
+
+	for (n = 0; n < count; n++)
+		size += (sizes[n] + page - 1) / page * page;
+	base = MAP_FAILED;
+	if (count > 1 && !*refused)
+		base = mmap(NULL, size, PROT_NONE,
+			    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (base != MAP_FAILED) {
+		used = map_files(base, files, sizes, count, mapped, refused);
+		if (used && madvise(base, used, MADV_WILLNEED))
+			used = 0;
+		munmap(base, size);
+	}
+	for (n = 0; n < count; n++)
+		if (!used || !mapped[n])
+			(void)dorder_will_read(files[n], sizes[n], sizes[n]);
+}
