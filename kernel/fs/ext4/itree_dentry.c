@@ -98,11 +98,10 @@ static bool judge_reader(struct ext4_itree_scan *s, bool used)
 /**
  * ext4_itree_watch_reader - did the reader look at the inodes he got names of?
  * @s: the scan, at the start of a call
- * @file: its directory
  *
  * Where the last call made no dentries, an inode in memory says so.
  */
-void ext4_itree_watch_reader(struct ext4_itree_scan *s, struct file *file)
+void ext4_itree_watch_reader(struct ext4_itree_scan *s)
 {
 	struct super_block *sb = s->dir->i_sb;
 	u32 i, used = 0, nr = min(s->nr_samples, SAMPLES);
@@ -122,8 +121,6 @@ void ext4_itree_watch_reader(struct ext4_itree_scan *s, struct file *file)
 	s->prime_to = 0;
 	s->made = 0;
 	s->nr_samples = 0;
-	if (file->f_mode & FMODE_64BITHASH)	/* NFS: READDIRPLUS will */
-		s->stats = true;
 }
 
 static struct dentry *find_dentry(struct dentry *parent,

@@ -2,9 +2,9 @@
 /*
  * Where a reader goes on that opened the directory anew.
  *
- * NFS servers open a directory for each READDIR and seek to a position that
- * they were given earlier, maybe by another boot.  Meanwhile its order may
- * have changed: a tree was built or dropped, the feature was set.  Positions
+ * File servers in user space open a directory for each request and seek to a
+ * position that they were given earlier, maybe by another boot.  Meanwhile its
+ * order may have changed: a tree was built or dropped, the feature was set.  Positions
  * of one order mean nothing in the other, and names would be missed.  So the
  * position itself tells which order it is of: in inode order its upper half
  * is an inode number, which of 2^32 few are, and either kind belongs to a name

@@ -437,7 +437,7 @@ int ext4_itree_readdir(struct file *file, struct dir_context *ctx,
 		ext4_itree_drop_window(s);
 		s->want = WINDOW_MIN;
 	}
-	ext4_itree_watch_reader(s, file);
+	ext4_itree_watch_reader(s);
 	ret = emit_moved(s, ctx);
 	if (!ret)
 		ret = emit_names(file, ctx, s);

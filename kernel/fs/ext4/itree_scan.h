@@ -123,7 +123,7 @@ int ext4_itree_fill_window(struct file *file, struct ext4_itree_scan *s);
 u32 ext4_itree_window_limit(const struct ext4_itree_scan *s);
 bool ext4_itree_borrow_room(struct ext4_itree_scan *s);
 void ext4_itree_return_room(struct ext4_itree_scan *s);
-void ext4_itree_watch_reader(struct ext4_itree_scan *s, struct file *file);
+void ext4_itree_watch_reader(struct ext4_itree_scan *s);
 void ext4_itree_note_name(struct ext4_itree_scan *s, const struct scan_name *n,
 			  u32 nr);
 void ext4_itree_prime(struct ext4_itree_scan *s, struct file *file);

@@ -100,16 +100,21 @@ class Server:
         g.run("mount", "-t", "tmpfs", "none", "/run/rpcbind") if os.path.isdir("/run/rpcbind") else None
         self.daemons.append(subprocess.Popen(["rpcbind", "-f", "-w"], stderr=subprocess.DEVNULL))
         g.run("exportfs", "-i", "-o", "rw,no_root_squash,insecure,no_subtree_check,fsid=0", f"127.0.0.1:{g.mnt}")
-        g.run("rpc.nfsd", "-V", "3", "2")
+        # It registers with rpcbind, which has only just been started.
+        for left in reversed(range(20)):
+            if not g.run("rpc.nfsd", "-V", "3", "2", check=not left).returncode:
+                break
+            time.sleep(0.5)
         self.daemons.append(subprocess.Popen(["rpc.mountd", "-F", "-p", "20048"], stderr=subprocess.DEVNULL))
         time.sleep(2)
 
-    def mount(self, version: str) -> pathlib.Path:
+    def mount(self, version: str, more: str = "") -> pathlib.Path:
         at = self.g.tmp / f"nfs{version}"
         at.mkdir(exist_ok=True)
         options = f"vers={version},proto=tcp,port=2049,soft,timeo=600,actimeo=0"
         if version == "3":
             options += ",nolock,mountproto=tcp,mountport=20048"
+        options += f",{more}" if more else ""
         for _ in range(10):
             what = self.g.mnt if version == "3" else "/"
             res = self.g.run("mount.nfs", f"127.0.0.1:{what}", at, "-o", options, check=False, timeout=200)
@@ -128,7 +133,7 @@ class Server:
 
 
 def nfs(g: Guest) -> None:
-    """Listings over NFS while files come and go: every name that stays, once; undisturbed, in inode order."""
+    """Listings over NFS while files come and go: every name that stays, once."""
     g.mount()
     os.mkdir(g.path("d"))
     want = fill(g, g.path("d"), g.p["full" if g.job["full"] else "n"])
@@ -143,8 +148,6 @@ def nfs(g: Guest) -> None:
                 once(g, [n for n, _ in got], want, f"NFS {version}, nobody else")
                 g.equal(len(got), len(os.listdir(g.path("d"))), f"names over NFS {version}")
                 g.stats["names"] = len(got)
-                inodes = [i for _, i in got]
-                g.want(g.job["plain"] or inodes == sorted(inodes), f"NFS {version}: no inode order")
                 with churning(g, g.path("d")):
                     for _ in range(g.p["rounds"]):
                         once(g, os.listdir(at / "d"), want, f"NFS {version}, changes on the server")

@@ -26,14 +26,9 @@ class Listing:
         self.names: list[str] = []
         self.pos = 0
 
-    def call(self) -> bool:
-        """False at the end."""
-        fd = os.open(self.where, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.lseek(fd, self.pos, os.SEEK_SET)
-            got = LIBC.syscall(GETDENTS64, fd, self.buf, len(self.buf))
-        finally:
-            os.close(fd)
+    def read(self, fd: int) -> bool:
+        """One getdents; False at the end."""
+        got = LIBC.syscall(GETDENTS64, fd, self.buf, len(self.buf))
         if got < 0:
             raise OSError(ctypes.get_errno(), "getdents64")
         at = 0
@@ -43,6 +38,15 @@ class Listing:
             self.names.append(os.fsdecode(name))
             at += size
         return bool(got)
+
+    def call(self) -> bool:
+        """False at the end."""
+        fd = os.open(self.where, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.lseek(fd, self.pos, os.SEEK_SET)
+            return self.read(fd)
+        finally:
+            os.close(fd)
 
     def some(self, names: int) -> None:
         while len(self.names) < names and self.call():
