@@ -73,24 +73,52 @@ static const struct itree_ops test_ops = {
 static void itree_test_positions(struct kunit *test)
 {
 	static const u64 keys[] = {
-		KEY_DOT, KEY_DOTDOT, ITREE_KEY(1, 0), ITREE_KEY(11, 2),
-		ITREE_KEY(11, 0x80000000), ITREE_KEY(11, 0xfffffffc),
-		ITREE_KEY(12, 0), ITREE_KEY(0x7fffffff, 0xfffffffc),
-		ITREE_KEY(0x80000000, 0), ITREE_KEY(0xffffffff, 0xfffffffc),
+		KEY_DOTDOT, ITREE_KEY(2, 0), ITREE_KEY(11, 0x4000),
+		ITREE_KEY(11, 0x80000000), ITREE_KEY(11, 0xffffc000),
+		ITREE_KEY(12, 0), ITREE_KEY(0x7fffffff, 0xffffc000),
+		ITREE_KEY(0x80000000, 0), ITREE_KEY(0xffffffff, 0xffffc000),
 	};
-	loff_t last = -1;
+	const u32 id = PASS_IDS - 1;
+	loff_t last = 0;
 	int i;
 
 	for (i = 0; i < ARRAY_SIZE(keys); i++) {
-		loff_t pos = key_to_pos(keys[i]);
+		loff_t pos = key_to_pos(keys[i], id);
 
 		KUNIT_EXPECT_GT(test, pos, last);
-		KUNIT_EXPECT_LT(test, pos, (loff_t)EXT4_HTREE_EOF_64BIT);
+		KUNIT_EXPECT_LT(test, pos, (loff_t)POS_HASH);
+		KUNIT_EXPECT_GE(test, pos, (loff_t)POS_FIRST);
 		KUNIT_EXPECT_EQ(test, pos_to_key(pos), keys[i]);
+		KUNIT_EXPECT_EQ(test, pos & (PASS_IDS - 1), id);
 		last = pos;
 	}
-	KUNIT_EXPECT_EQ(test, key_to_pos(KEY_DOT), 0);
-	KUNIT_EXPECT_EQ(test, key_to_pos(KEY_DOTDOT), 1);
+	KUNIT_EXPECT_EQ(test, key_to_pos(KEY_DOT, id), 0);
+	KUNIT_EXPECT_EQ(test, pos_to_key(0), KEY_DOT);
+	/* Within an inode, a position never passes a name by. */
+	for (i = 0; i < 20; i++) {
+		u64 key = ITREE_KEY(11, 5000 * i);
+
+		KUNIT_EXPECT_LE(test, pos_to_key(key_to_pos(key, id)), key);
+	}
+}
+
+/* Positions in hash order: all hashes fit, and lie below the end. */
+static void itree_test_hash_positions(struct kunit *test)
+{
+	static const u32 hashes[] = { 0, 2, 0x7ffffffe, 0x80000000, 0xfffffffc };
+	int i;
+
+	for (i = 0; i < ARRAY_SIZE(hashes); i++) {
+		loff_t pos = ext4_itree_hash_pos(PASS_IDS - 1, hashes[i], ~0U);
+
+		KUNIT_EXPECT_GE(test, pos, (loff_t)POS_HASH);
+		KUNIT_EXPECT_LT(test, pos, (loff_t)EXT4_HTREE_EOF_64BIT);
+		KUNIT_EXPECT_EQ(test, ext4_itree_pos_hash(pos), hashes[i]);
+		KUNIT_EXPECT_EQ(test, ext4_itree_pos_minor(pos), 0xffffe000);
+		KUNIT_EXPECT_EQ(test, pos & (PASS_IDS - 1), PASS_IDS - 1);
+	}
+	KUNIT_EXPECT_EQ(test, ext4_itree_pos_hash(0), 0);
+	KUNIT_EXPECT_EQ(test, ext4_itree_pos_minor(0), 0);
 }
 
 /* The core compiled for the kernel splits, iterates, merges and verifies. */
@@ -205,6 +233,7 @@ static void itree_test_room(struct kunit *test)
 
 static struct kunit_case ext4_itree_cases[] = {
 	KUNIT_CASE(itree_test_positions),
+	KUNIT_CASE(itree_test_hash_positions),
 	KUNIT_CASE(itree_test_core),
 	KUNIT_CASE(itree_test_hostile),
 	KUNIT_CASE(itree_test_room),

@@ -50,16 +50,40 @@ void ext4_itree_renumber(handle_t *handle, struct inode *dir,
 			 struct ext4_dir_entry_2 *de, u64 old_key, u32 old_ino);
 void ext4_itree_drop(handle_t *handle, struct inode *dir, const char *why);
 
+/* The order in which an open directory returns its names. */
+enum ext4_itree_order {
+	EXT4_ITREE_NO_ORDER,		/* not yet known */
+	EXT4_ITREE_OTHER_ORDER,		/* as without the feature */
+	EXT4_ITREE_NARROW_ORDER,	/* that, with positions of 32 bits */
+	EXT4_ITREE_HASH_ORDER,		/* with positions of itree_pos.c */
+	EXT4_ITREE_INODE_ORDER,
+};
+
 /* itree_scan.c: readdir in inode order */
 int ext4_itree_readdir(struct file *file, struct dir_context *ctx,
-		       struct ext4_itree_scan **scanp);
+		       struct ext4_itree_scan *s);
 void ext4_itree_scan_free(struct ext4_itree_scan *scan);
 int ext4_itree_store_dirent(struct ext4_itree_scan *s, u32 hash,
 			    struct ext4_dir_entry_2 *de,
 			    const struct fscrypt_str *name);
-void ext4_itree_scans_renumber(struct inode *dir, struct ext4_dir_entry_2 *de,
-			       u32 old_ino);
-void ext4_itree_scans_doubt(struct inode *dir);
+
+/* itree_open.c: what writers tell readers */
+void ext4_itree_readers_renumber(struct inode *dir,
+				 struct ext4_dir_entry_2 *de);
+void ext4_itree_readers_doubt(struct inode *dir);
+void ext4_itree_forget_readers(struct inode *dir);
+
+/* itree_pos.c: orders and positions */
+loff_t ext4_itree_hash_pos(u32 id, u32 hash, u32 minor);
+u32 ext4_itree_pos_hash(loff_t pos);
+u32 ext4_itree_pos_minor(loff_t pos);
+int ext4_itree_choose_order(struct file *file, loff_t *pos, bool inode_order);
+void ext4_itree_no_htree(struct dir_private_info *info, struct inode *dir,
+			 loff_t *pos);
+bool ext4_itree_skip(struct dir_private_info *info, struct inode *dir,
+		     u32 *hash, u32 *minor);
+bool ext4_itree_wanted(struct dir_private_info *info, struct inode *dir,
+		       u32 hash, u32 minor);
 
 /* itree_block.c: checksums of nodes when a transaction commits */
 void ext4_itree_block_trigger(struct jbd2_buffer_trigger_type *triggers,
@@ -67,9 +91,6 @@ void ext4_itree_block_trigger(struct jbd2_buffer_trigger_type *triggers,
 
 /* itree_ahead.c: reading ahead of look-ups */
 void ext4_itree_ahead_miss(struct inode *dir, ext4_lblk_t block);
-
-/* itree_pos.c: positions from before */
-int ext4_itree_resume(struct inode *dir, loff_t *pos, bool inode_order);
 
 /* itree_online.c, itree_ioctl.c: trees of directories in use */
 void ext4_itree_log(struct inode *dir, u64 key, bool gone);

@@ -75,7 +75,7 @@ void ext4_itree_bad(struct inode *dir, int err, const struct itree *t)
 	u32 lblk = t && t->why ? t->why_lblk : ITREE_SEG_START;
 
 	ext4_set_inode_state(dir, EXT4_STATE_ITREE_BAD);
-	ext4_itree_scans_doubt(dir);
+	ext4_itree_readers_doubt(dir);
 	EXT4_ERROR_INODE_ERR(dir, -err,
 			     "itree block %u: %s (error %d); not used any more, run e2fsck",
 			     lblk - ITREE_SEG_START, why, err);
@@ -226,6 +226,33 @@ int ext4_itree_hash_version(struct inode *dir, u8 *version)
 }
 
 /**
+ * ext4_itree_hash_name - hash a name that is not encrypted as an htree does
+ * @dir: directory
+ * @version: from ext4_itree_hash_version()
+ * @name: in the directory
+ * @len: of the name
+ * @hash: major hash, bit 0 clear
+ * @minor: may be NULL
+ */
+int ext4_itree_hash_name(struct inode *dir, u8 version, const char *name,
+			 u32 len, u32 *hash, u32 *minor)
+{
+	struct dx_hash_info hinfo = { .hash_version = version };
+	int err;
+
+	if (hinfo.hash_version <= DX_HASH_TEA)
+		hinfo.hash_version += EXT4_SB(dir->i_sb)->s_hash_unsigned;
+	hinfo.seed = EXT4_SB(dir->i_sb)->s_hash_seed;
+	err = ext4fs_dirhash(dir, name, len, &hinfo);
+	if (err < 0)
+		return err;
+	*hash = hinfo.hash & ~1;
+	if (minor)
+		*minor = hinfo.minor_hash;
+	return 0;
+}
+
+/**
  * ext4_itree_hash_entry - hash a directory entry as its htree does
  * @dir: directory
  * @de: entry in it
@@ -236,25 +263,12 @@ int ext4_itree_hash_version(struct inode *dir, u8 *version)
 int ext4_itree_hash_entry(struct inode *dir, u8 version,
 			  struct ext4_dir_entry_2 *de, u32 *hash, u32 *minor)
 {
-	struct dx_hash_info hinfo;
-	int err;
-
-	if (ext4_hash_in_dirent(dir)) {
-		*hash = EXT4_DIRENT_HASH(de) & ~1;
-		if (minor)
-			*minor = EXT4_DIRENT_MINOR_HASH(de);
-		return 0;
-	}
-	hinfo.hash_version = version;
-	if (hinfo.hash_version <= DX_HASH_TEA)
-		hinfo.hash_version += EXT4_SB(dir->i_sb)->s_hash_unsigned;
-	hinfo.seed = EXT4_SB(dir->i_sb)->s_hash_seed;
-	err = ext4fs_dirhash(dir, de->name, de->name_len, &hinfo);
-	if (err < 0)
-		return err;
-	*hash = hinfo.hash & ~1;
+	if (!ext4_hash_in_dirent(dir))
+		return ext4_itree_hash_name(dir, version, de->name,
+					    de->name_len, hash, minor);
+	*hash = EXT4_DIRENT_HASH(de) & ~1;
 	if (minor)
-		*minor = hinfo.minor_hash;
+		*minor = EXT4_DIRENT_MINOR_HASH(de);
 	return 0;
 }
 
@@ -586,7 +600,7 @@ void ext4_itree_remove(handle_t *handle, struct inode *dir, u64 key)
  * @old_key: from ext4_itree_entry_key() before the change
  * @old_ino: its inode before the change
  *
- * Tells open scans too, which may be past the name's new place.
+ * Tells readers too, which may be past the name's new place.
  */
 void ext4_itree_renumber(handle_t *handle, struct inode *dir,
 			 struct ext4_dir_entry_2 *de, u64 old_key, u32 old_ino)
@@ -598,7 +612,7 @@ void ext4_itree_renumber(handle_t *handle, struct inode *dir,
 	if (!ext4_has_feature_itree(dir->i_sb) ||
 	    le32_to_cpu(de->inode) == old_ino)
 		return;
-	ext4_itree_scans_renumber(dir, de, old_ino);
+	ext4_itree_readers_renumber(dir, de);
 	if (old_key == EXT4_ITREE_NO_KEY)
 		return;
 	if (ext4_itree_building(dir)) {

@@ -26,6 +26,8 @@ void ext4_itree_count(struct super_block *sb, enum ext4_itree_stat stat,
 		      u32 n);
 void ext4_itree_bad(struct inode *dir, int err, const struct itree *t);
 int ext4_itree_hash_version(struct inode *dir, u8 *version);
+int ext4_itree_hash_name(struct inode *dir, u8 version, const char *name,
+			 u32 len, u32 *hash, u32 *minor);
 int ext4_itree_hash_entry(struct inode *dir, u8 version,
 			  struct ext4_dir_entry_2 *de, u32 *hash, u32 *minor);
 

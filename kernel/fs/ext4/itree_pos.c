@@ -1,14 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Where a reader goes on that opened the directory anew.
+ * Positions: which order, which pass and which name they are of.
  *
- * File servers in user space open a directory for each request and seek to a
- * position that they were given earlier, maybe by another boot.  Meanwhile its
- * order may have changed: a tree was built or dropped, the feature was set.  Positions
- * of one order mean nothing in the other, and names would be missed.  So the
- * position itself tells which order it is of: in inode order its upper half
- * is an inode number, which of 2^32 few are, and either kind belongs to a name
- * that in most cases is still there.
+ * Files come and go between two calls of one listing: file servers in user
+ * space open a directory for each request.  Trees are built and dropped, mount
+ * options change, machines boot.  So a position says all that is needed to
+ * continue behind it.  Of its 63 bits,
+ *
+ *	bit  62		is 0 in inode order, 1 in hash order,
+ *	bits 61..12	are the place: the inode and 18 bits of the hash, or 31
+ *			bits of the hash and 19 of the minor hash,
+ *	bits 11..0	are the number of the pass (itree_open.c).  In hash order
+ *			that is one that returns the names that moved, and 0 one
+ *			that returns all names.
+ *
+ * A position of a pass that is not known any more is continued by a pass in
+ * hash order that returns all names, from their start: names come twice rather
+ * than not at all, and never a third time, since that order needs no memory.
+ *
+ * knfsd, readers with 32 bits and file systems without the feature have the
+ * positions that ext4 always had.
  */
 #include <linux/fs.h>
 #include "ext4.h"
@@ -16,119 +27,187 @@
 #include "itree_glue.h"
 #include "itree_scan.h"
 
-struct hash_search {
-	struct ext4_itree_visit visit;
-	u32	hash;
-	u32	minor;
-	bool	found;
-};
-
-static int match_name(struct ext4_itree_visit *v, u64 key, u32 minor,
-		      struct ext4_dir_entry_2 *de)
+/**
+ * ext4_itree_hash_pos - position in hash order
+ * @id: the pass, or 0
+ * @hash: of the name
+ * @minor: of the name
+ */
+loff_t ext4_itree_hash_pos(u32 id, u32 hash, u32 minor)
 {
-	struct hash_search *h = container_of(v, struct hash_search, visit);
-
-	if (ITREE_KEY_HASH(key) == h->hash && minor == h->minor)
-		h->found = true;
-	return 0;
+	return POS_HASH | ((loff_t)(hash >> 1) << 31) |
+	       ((loff_t)(minor >> 13) << 12) | id;
 }
 
-/* Visits the leaves of the htree that hold the hash. */
-static int search_leaves(struct hash_search *h)
+u32 ext4_itree_pos_hash(loff_t pos)
 {
-	struct ext4_htree_place at = { .hash = h->hash };
-	ext4_lblk_t block;
-	u32 next;
-	int err;
-
-	do {
-		if (fatal_signal_pending(current))
-			return -ERESTARTSYS;
-		cond_resched();
-		err = ext4_htree_find_leaf(h->visit.dir, &at, &block, &next);
-		if (!err)
-			err = ext4_itree_visit_block(&h->visit, block);
-		if (err)
-			return err;
-		ext4_htree_go_on(&at, next);
-		/* Is this leaf one that goes on with the same hash? */
-	} while (!h->found && next != ~0U && at.nth && at.hash == h->hash);
-	return 0;
+	return (u32)((pos & ~POS_HASH) >> 31) << 1;
 }
 
-/* Is there a name whose position in hash order is @pos?  1, 0 or an error. */
-static int in_hash_order(struct inode *dir, loff_t pos)
+u32 ext4_itree_pos_minor(loff_t pos)
 {
-	struct hash_search h = {
-		.visit = {
-			.dir = dir,
-			.lo = KEY_DOTDOT + 1,
-			.hi = ~0ULL,
-			.name = match_name,
-		},
-		.hash = (u32)(pos >> 32) << 1,
-		.minor = (u32)pos,
-	};
-	int err;
-
-	if (ext4_has_inline_data(dir))
-		return 0;
-	err = ext4_itree_hash_version(dir, &h.visit.hash_version);
-	if (!err && (dir->i_size >> dir->i_blkbits) > EXT4_ITREE_SORT_BLOCKS)
-		err = search_leaves(&h);
-	else if (!err)
-		err = ext4_itree_visit_all(&h.visit);
-	/* A damaged directory is what the scan to come will tell of. */
-	if (err == ERR_BAD_DX_DIR || err == -EFSCORRUPTED ||
-	    err == -EFSBADCRC)
-		err = 0;
-	return err ? err : h.found;
+	return (u32)(pos & GENMASK(30, 12)) << 1;
 }
 
-/* Has the tree this very key?  A bad tree has none. */
-static bool in_tree(struct inode *dir, loff_t pos)
+static int hash_order(struct dir_private_info *info, u32 id)
 {
-	struct itree_cursor cur;
-	struct ext4_itree et;
-	bool found = false;
+	info->order = EXT4_ITREE_HASH_ORDER;
+	info->itree_pass = id;
+	return info->order;
+}
 
-	if (!ext4_itree_usable(dir) || ext4_itree_open(&et, NULL, dir))
-		return false;
-	if (!itree_seek(&et.t, pos_to_key(pos), &cur))
-		found = itree_cursor_key(&cur) == pos_to_key(pos);
-	itree_cursor_release(&cur);
-	ext4_itree_close(&et);
-	return found;
+static int hash_order_anew(struct dir_private_info *info, loff_t *pos)
+{
+	*pos = ext4_itree_hash_pos(0, 0, 0);
+	return hash_order(info, 0);
+}
+
+/* The pass of this number, which the open file follows from here on. */
+static bool follow_pass(struct inode *dir, struct ext4_itree_scan **scanp,
+			u32 id)
+{
+	struct ext4_itree_pass *pass;
+
+	if (*scanp && (*scanp)->pass->id == id) {
+		(*scanp)->over = false;
+		return true;
+	}
+	pass = ext4_itree_find_pass(dir, id);
+	return pass && !ext4_itree_scan_follow(dir, scanp, pass);
 }
 
 /**
- * ext4_itree_resume - choose the order for a directory opened at a position
- * @dir: directory with an htree or one block, i_rwsem held
- * @pos: the 64-bit position, not 0; set to 0 where the reader starts over
+ * ext4_itree_choose_order - in which order does an open directory go on?
+ * @file: open directory with an htree or one block, read by 64 bits
+ * @pos: its position, which may change: see above
  * @inode_order: does a reader that starts now get inode order?
  *
- * Returns 1 for inode order, 0 for hash order, or a negative error.  A name is
- * returned twice rather than missed: who comes with a position in inode order
- * to a directory that has no such order any more starts over.  What is left to
- * chance is a name that is deleted at the position, and whose hash looks like
- * the number of an inode: that is taken for one where there is inode order.
+ * Returns one of enum ext4_itree_order.  i_rwsem is held.
  */
-int ext4_itree_resume(struct inode *dir, loff_t *pos, bool inode_order)
+int ext4_itree_choose_order(struct file *file, loff_t *pos, bool inode_order)
 {
-	u32 ino = (u32)(*pos >> 31);
-	int ret;
+	struct dir_private_info *info = file->private_data;
+	struct inode *dir = file_inode(file);
+	bool first = info->order == EXT4_ITREE_NO_ORDER;
+	u32 id = *pos & (PASS_IDS - 1);
 
-	if (*pos <= key_to_pos(KEY_DOTDOT))
-		return inode_order;
-	if (ino < EXT4_FIRST_INO(dir->i_sb) ||
-	    ino > le32_to_cpu(EXT4_SB(dir->i_sb)->s_es->s_inodes_count))
-		return 0;
-	if (inode_order && in_tree(dir, *pos))
-		return 1;
-	ret = in_hash_order(dir, *pos);
-	if (ret)
-		return ret < 0 ? ret : 0;
-	if (!inode_order)
+	if (info->order == EXT4_ITREE_NARROW_ORDER &&
+	    *pos == EXT4_HTREE_EOF_32BIT)
+		*pos = EXT4_HTREE_EOF_64BIT;
+	/* The end is the same in all orders. */
+	if (*pos == EXT4_HTREE_EOF_64BIT) {
+		if (info->itree_scan)
+			info->itree_scan->over = true;
+		return first ? EXT4_ITREE_OTHER_ORDER : info->order;
+	}
+	if (!*pos) {
+		if (!inode_order ||
+		    ext4_itree_scan_follow(dir, &info->itree_scan,
+					   ext4_itree_begin_pass(dir)))
+			return hash_order(info, 0);
+		info->order = EXT4_ITREE_INODE_ORDER;
+		return info->order;
+	}
+	if (info->order == EXT4_ITREE_NARROW_ORDER) {
+		*pos = ext4_itree_hash_pos(0, *pos << 1, 0);
+		return hash_order(info, 0);
+	}
+	/* An offset in a directory whose htree is bad. */
+	if (info->order == EXT4_ITREE_OTHER_ORDER ||
+	    *pos <= min_t(loff_t, dir->i_size, POS_FIRST - 1)) {
+		info->order = EXT4_ITREE_OTHER_ORDER;
+		return info->order;
+	}
+	if (first)
+		ext4_itree_note_anew(dir);
+	if (*pos & POS_HASH) {
+		if (!id || follow_pass(dir, &info->itree_scan, id))
+			return hash_order(info, id);
+		return hash_order_anew(info, pos);
+	}
+	/* The option makes no difference to a file that is in the middle. */
+	if ((first && !inode_order) ||
+	    !follow_pass(dir, &info->itree_scan, id))
+		return hash_order_anew(info, pos);
+	info->order = EXT4_ITREE_INODE_ORDER;
+	return info->order;
+}
+
+/**
+ * ext4_itree_no_htree - an open directory is read block by block
+ * @info: of the file
+ * @dir: its inode
+ * @pos: its position; starts over if that is no offset
+ */
+void ext4_itree_no_htree(struct dir_private_info *info, struct inode *dir,
+			 loff_t *pos)
+{
+	if (*pos > dir->i_size && *pos != EXT4_HTREE_EOF_64BIT &&
+	    info->order != EXT4_ITREE_OTHER_ORDER)
 		*pos = 0;
-	return inode_order;
+	if (info->order != EXT4_ITREE_NARROW_ORDER)
+		info->order = EXT4_ITREE_OTHER_ORDER;
+}
+
+/**
+ * ext4_itree_end_inode_order - a pass has returned all names in inode order
+ * @file: open directory
+ * @pos: set to where the file goes on
+ *
+ * Returns true if it goes on in hash order.
+ */
+bool ext4_itree_end_inode_order(struct file *file, loff_t *pos)
+{
+	struct dir_private_info *info = file->private_data;
+	struct inode *dir = file_inode(file);
+	struct ext4_itree_pass *pass = info->itree_scan->pass;
+	u32 id = 0, hash = 0, minor = 0;
+
+	if (!ext4_itree_pass_whole(dir, pass)) {
+		if (!ext4_itree_next_moved(dir, pass, &hash, &minor)) {
+			*pos = EXT4_HTREE_EOF_64BIT;
+			return false;
+		}
+		id = pass->id;
+	}
+	*pos = ext4_itree_hash_pos(id, 0, 0);
+	hash_order(info, id);
+	return true;
+}
+
+/**
+ * ext4_itree_skip - go to the next name that a pass in hash order returns
+ * @info: of an open directory
+ * @dir: its inode
+ * @hash: place that it has come to, set to the next one
+ * @minor: likewise
+ *
+ * Returns false at the end.
+ */
+bool ext4_itree_skip(struct dir_private_info *info, struct inode *dir,
+		     u32 *hash, u32 *minor)
+{
+	if (info->order != EXT4_ITREE_HASH_ORDER || !info->itree_pass)
+		return true;
+	/* The log has been lost since: all names from here on. */
+	if (ext4_itree_pass_whole(dir, info->itree_scan->pass))
+		return true;
+	return ext4_itree_next_moved(dir, info->itree_scan->pass, hash, minor);
+}
+
+/**
+ * ext4_itree_wanted - does a pass in hash order return this name?
+ * @info: of an open directory
+ * @dir: its inode
+ * @hash: of the name
+ * @minor: likewise
+ */
+bool ext4_itree_wanted(struct dir_private_info *info, struct inode *dir,
+		       u32 hash, u32 minor)
+{
+	if (info->order != EXT4_ITREE_HASH_ORDER || !info->itree_pass)
+		return true;
+	if (ext4_itree_pass_whole(dir, info->itree_scan->pass))
+		return true;
+	return ext4_itree_has_moved(dir, info->itree_scan->pass, hash, minor);
 }

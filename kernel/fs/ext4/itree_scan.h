@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* A scan of a directory in inode order: itree_scan.c, _window.c, _room.c, _dentry.c, _pos.c. */
+/*
+ * A scan of a directory in inode order: itree_scan.c, _open.c, _pos.c, _window.c,
+ * _room.c, _dentry.c.
+ */
 #ifndef _EXT4_ITREE_SCAN_H
 #define _EXT4_ITREE_SCAN_H
 
 #define WINDOW_MIN	1024U
+/* Of a reader that has just come to a position, and may not stay. */
+#define WINDOW_ANEW	128U
 #define WINDOW_MAX	32768U
 /* With memory for it (itree_room.c): some 64 MiB. */
 #define WINDOW_LARGE	1048576U
@@ -13,12 +18,15 @@
 #define TEXT_CHUNK	32768U
 /* Inode table blocks to have under way ahead of the reader. */
 #define AHEAD_BLOCKS	512U
-/* Names that may wait for a scan before it has to start over. */
-#define MOVED_MAX	65536U
 #define SAMPLES		8U
 
 #define KEY_DOT		ITREE_KEY(0, 0)
 #define KEY_DOTDOT	ITREE_KEY(0, 2)
+
+/* Positions, see itree_pos.c */
+#define POS_HASH	BIT_ULL(62)		/* in hash order */
+#define POS_FIRST	BIT_ULL(30)		/* the lowest but 0 in inode order */
+#define PASS_IDS	4096U
 
 struct scan_name {
 	u64		key;
@@ -35,30 +43,26 @@ struct text_chunk {
 	u8		text[];
 };
 
-/* A name that was renumbered from ahead of the scan to where it has been. */
-struct moved_name {
-	struct list_head list;
-	u32		ino;
-	u8		len;
-	u8		type;		/* DT_* */
-	struct dx_hash_info hinfo;	/* for the name of an encrypted file */
-	u8		name[];		/* as on disk */
+/* A listing from its start to its end, by however many open files. */
+struct ext4_itree_pass {
+	struct list_head list;		/* of the directory's, until forgotten */
+	refcount_t	refs;
+	u32		id;		/* 1..PASS_IDS - 1, part of positions */
+	u64		began;		/* by the clock of the log */
+	u64		end;		/* keys above are new since then */
+	u32		doubts;		/* of the tree, when last settled */
+	bool		whole;		/* all names come again at the end */
+	bool		over;		/* a reader has come to its end */
 };
 
 struct ext4_itree_scan {
-	struct list_head list;		/* inode's scans, under its i_lock */
 	struct inode	*dir;
-	loff_t		last_pos;	/* where the last call stopped */
-	bool		open;		/* on the list */
+	struct ext4_itree_pass *pass;
+	bool		started;	/* since it follows the pass */
+	bool		over;		/* the reader has come to the end */
 	u8		hash_version;
-
-	/* Under i_lock as well: what changes to the directory look at. */
+	loff_t		last_pos;	/* where the last call stopped */
 	u64		next;		/* keys below have been returned */
-	u64		end;		/* keys above are new since the start */
-	struct list_head moved;
-	u32		nr_moved;
-	bool		lost;		/* a name was passed by: go round again */
-	bool		doubt;		/* the tree it went by was found bad */
 
 	/* The window: keys from win_lo on, all up to win_hi. */
 	struct scan_name *names;
@@ -108,15 +112,47 @@ struct ext4_itree_scan {
 	u32		pause;		/* calls without any */
 };
 
-static inline loff_t key_to_pos(u64 key)
+/* "." is 0, and ".." has the number of an inode that has no name. */
+static inline loff_t key_to_pos(u64 key, u32 id)
 {
-	return ((loff_t)ITREE_KEY_INO(key) << 31) | (ITREE_KEY_HASH(key) >> 1);
+	if (key == KEY_DOT)
+		return 0;
+	return ((loff_t)max(ITREE_KEY_INO(key), 1U) << 30) |
+	       ((loff_t)(ITREE_KEY_HASH(key) >> 14) << 12) | id;
 }
 
+/* The lowest key that has this position. */
 static inline u64 pos_to_key(loff_t pos)
 {
-	return ITREE_KEY((u32)(pos >> 31), (u32)(pos & 0x7fffffff) << 1);
+	u32 ino = pos >> 30;
+
+	if (ino <= 1)
+		return ino ? KEY_DOTDOT : KEY_DOT;
+	return ITREE_KEY(ino, (u32)((pos & (POS_FIRST - 1)) >> 12) << 14);
 }
+
+/* itree_open.c */
+struct ext4_itree_pass *ext4_itree_begin_pass(struct inode *dir);
+struct ext4_itree_pass *ext4_itree_find_pass(struct inode *dir, u32 id);
+void ext4_itree_leave_pass(struct inode *dir, struct ext4_itree_pass *pass,
+			   bool over);
+bool ext4_itree_pass_whole(struct inode *dir, struct ext4_itree_pass *pass);
+bool ext4_itree_next_moved(struct inode *dir, struct ext4_itree_pass *pass,
+			   u32 *hash, u32 *minor);
+bool ext4_itree_has_moved(struct inode *dir, struct ext4_itree_pass *pass,
+			  u32 hash, u32 minor);
+bool ext4_itree_comes_later(struct ext4_itree_scan *s,
+			    const struct scan_name *n);
+void ext4_itree_note_anew(struct inode *dir);
+bool ext4_itree_in_doubt(const struct ext4_itree_scan *s);
+void ext4_itree_settle_doubt(struct ext4_itree_scan *s, bool lost);
+
+/* itree_pos.c */
+bool ext4_itree_end_inode_order(struct file *file, loff_t *pos);
+
+/* itree_scan.c */
+int ext4_itree_scan_follow(struct inode *dir, struct ext4_itree_scan **scanp,
+			   struct ext4_itree_pass *pass);
 
 void ext4_itree_drop_window(struct ext4_itree_scan *s);
 int ext4_itree_fill_window(struct file *file, struct ext4_itree_scan *s);

@@ -335,7 +335,7 @@ static int tally_name(struct ext4_itree_visit *v, u64 key, u32 minor,
 /*
  * The tree of this scan has been found bad.  All names from @lo on come from
  * the directory now; if some below it have been passed by, which is known
- * only of a pass that nothing has disturbed, the scan goes round again.
+ * only of a pass that nothing has disturbed, all names come again.
  */
 static int settle_doubt(struct ext4_itree_scan *s, u64 lo)
 {
@@ -360,11 +360,7 @@ static int settle_doubt(struct ext4_itree_scan *s, u64 lo)
 		lost = t.nr != s->counted;
 	}
 	s->counting = false;
-	spin_lock(&s->dir->i_lock);
-	s->doubt = false;
-	s->lost |= lost;
-	s->end = ~0ULL;
-	spin_unlock(&s->dir->i_lock);
+	ext4_itree_settle_doubt(s, lost);
 	return 0;
 }
 
@@ -641,7 +637,7 @@ static int fill_from_blocks(struct ext4_itree_scan *s, struct fill *f)
 	err = ext4_itree_hash_version(s->dir, &f->visit.hash_version);
 	if (!err && IS_ENCRYPTED(s->dir))
 		err = fscrypt_fname_alloc_buffer(EXT4_NAME_LEN, &f->crypt);
-	if (!err && READ_ONCE(s->doubt))
+	if (!err && ext4_itree_in_doubt(s))
 		err = settle_doubt(s, lo);
 	if (!err)
 		err = fill_dots(s, s->next);

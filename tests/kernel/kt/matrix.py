@@ -227,7 +227,7 @@ def collisions(g: Guest) -> None:
     for buf in (0, 300, 32768):
         g.listing(None, None, "--buf", buf)
     g.t("list", "--dir", d, "--model", g.model(), "--api", "32", "--buf", 300)
-    g.t("seek", "--dir", d, "--model", g.model(), "--n", 2, "--m", 10, *g.order)
+    g.t("seek", "--dir", d, "--model", g.model(), "--n", 2, "--m", 10, "--percent", 0, *g.order)
     g.t("age", "--dir", d, "--model", g.model(), "--percent", 50)
     g.listing()
     g.again()
@@ -267,7 +267,7 @@ def big_check(g: Guest) -> None:
     g.t("list", "--dir", g.path(), "--model", model, "--api", "32", timeout=1200)
     # Changes in the midst of windows far larger than those of small directories.
     shutil.copyfile(model, g.model())
-    g.t("seek", "--dir", g.path(), "--model", g.model(), "--n", 1, "--m", 3, *g.order, timeout=1200)
+    g.t("seek", "--dir", g.path(), "--model", g.model(), "--n", 1, "--m", 3, "--percent", 0, *g.order, timeout=1200)
     g.listing(timeout=1200)
 
 

@@ -1,23 +1,35 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Readers that keep a position while names get other inodes: NFS clients."""
+"""Readers that keep a position while names get other inodes: NFS clients, file servers in user space, slow programs."""
 
 from __future__ import annotations
 
 import collections
+import ctypes
+import itertools
 import os
 import random
 
 from kt.guest import Guest
 from kt.neighbours import Server
 from kt.registry import case
-from kt.resume import Listing
+from kt.resume import LIBC, Listing
+
+RENAMEAT2 = 316  # x86-64
+AT_FDCWD = -100
+RENAME_EXCHANGE = 2
+ENTRY = 32  # bytes that getdents returns for a name of ours
+
+
+def exchange(a: str, b: str) -> None:
+    if LIBC.syscall(RENAMEAT2, AT_FDCWD, os.fsencode(a), AT_FDCWD, os.fsencode(b), RENAME_EXCHANGE):
+        raise OSError(ctypes.get_errno(), "renameat2")
 
 
 class Storm:
     """Gives names that a reader has not returned yet other, lower inodes, as `mv` onto them does."""
 
-    def __init__(self, g: Guest, n: int, spare: int):
-        self.where, self.pool, self.random = g.path("d"), g.path("pool"), random.Random(n)
+    def __init__(self, g: Guest, n: int, spare: int, name: str = "d"):
+        self.where, self.pool, self.random = g.path(name), g.path(f"{name}-pool"), random.Random(n)
         for d in (self.pool, self.where):
             os.mkdir(d)
         # The pool comes first: its inode numbers are lower than those of the directory.
@@ -30,19 +42,30 @@ class Storm:
         self.replaced: set[str] = set()
 
     def blow(self, seen: list[str], count: int) -> None:
+        """Rename files over names that have not been seen yet."""
         left = sorted(set(self.names) - set(seen) - self.replaced)
         for name in self.random.sample(left, min(count, len(left), len(self.spare))):
             os.rename(self.spare.pop(), os.path.join(self.where, name))
             self.replaced.add(name)
 
-    def judge(self, g: Guest, got: list[str], what: str, most: int = 1) -> None:
-        """Each name, and none more often than `most` times; those that kept their inode once."""
+    def swap(self, seen: list[str], count: int) -> None:
+        """Exchange names that have been seen with others that have not, as far as there are both."""
+        behind = sorted(set(seen) & set(self.names)) or self.names
+        ahead = sorted(set(self.names) - set(seen)) or self.names
+        for _ in range(count):
+            pair = self.random.choice(behind), self.random.choice(ahead)
+            exchange(*(os.path.join(self.where, name) for name in pair))
+            self.replaced.update(pair)
+
+    def judge(self, g: Guest, got: list[str], what: str, most: int = 1, others: int = 1) -> None:
+        """No name is missed, or comes more often than `most` times (`others`, if it has kept its inode)."""
         times = collections.Counter(got)
         missed = [n for n in self.names if not times[n]]
         lost = len(self.replaced & set(missed))
         g.equal(len(missed), 0, f"{what}: names missed, {lost} of them of the {len(self.replaced)} replaced")
-        often = [n for n in self.names if times[n] > (most if n in self.replaced else 1)]
-        g.equal(often[:3], [], f"{what}: {len(often)} names too often")
+        often = [n for n in self.names if times[n] > (most if n in self.replaced else others)]
+        g.equal(often[:3], [], f"{what}: {len(often)} names of {len(self.names)} too often")
+        self.replaced.clear()
 
 
 class Stream(Listing):
@@ -66,7 +89,7 @@ def nfs_storm(g: Guest) -> None:
     server = Server(g)
     try:
         for version in ("3", "4.2"):
-            for d in ("d", "pool"):
+            for d in ("d", "d-pool"):
                 g.run("rm", "-rf", g.path(d))
             storm = Storm(g, n, n // 10)
             at = server.mount(version, "rsize=4096")
@@ -75,9 +98,9 @@ def nfs_storm(g: Guest) -> None:
                 while one.call() and len(one.names) < 4 * n:
                     storm.blow(one.names, n // 100)
                 one.close()
-                storm.judge(g, one.names, f"NFS {version}")
                 g.want(len(storm.replaced) >= n // 20, f"only {len(storm.replaced)} names replaced")
                 g.stats["replaced"] = g.stats.get("replaced", 0) + len(storm.replaced)
+                storm.judge(g, one.names, f"NFS {version}")
             finally:
                 g.run("umount", "-l", at, check=False)
     finally:
@@ -111,6 +134,78 @@ def nfs_create(g: Guest) -> None:
         server.stop()
 
 
+def anew(g: Guest) -> None:
+    """A program that opens the directory anew for each few names, as file servers in user space do."""
+    n = g.p["full" if g.job["full"] else "n"]
+    buf = ENTRY * min(200, n // 8)
+    every = max(n * ENTRY // buf // 4, 1)
+    g.mount()
+    storm = Storm(g, n, n)
+
+    def listing(what: str, most: int, others: int = 1, storms: bool = True, restart: bool = False) -> None:
+        one = Listing(storm.where, buf)
+        for call in itertools.count(1):
+            if not one.call() or len(one.names) > 4 * n:
+                break
+            if storms:
+                storm.blow(one.names, n // 100 + 1)
+            if restart and call == every:
+                g.again()
+        g.want(call > 5, f"{what}: only {call} calls")
+        g.stats["replaced"] = g.stats.get("replaced", 0) + len(storm.replaced)
+        g.want(not storms or len(storm.replaced) > 4, f"{what}: only {len(storm.replaced)} names replaced")
+        storm.judge(g, one.names, what, most, others)
+
+    # Each mount forgets how the directory was read before.
+    listing("at rest", 1, storms=False)
+    g.again()
+    listing("storm", 2)
+    listing("storm, the directory is known to be opened anew", 1)
+    g.again()
+    listing("at rest, mounted again in the middle", 1, 2, storms=False, restart=True)
+    g.again()
+    listing("storm, mounted again in the middle", 2, 2, restart=True)
+
+
+def exchanges(g: Guest) -> None:
+    """RENAME_EXCHANGE of names ahead with names behind: a slow reader comes to an end within two passes."""
+    n = g.p["n"]
+    g.mount()
+    storm = Storm(g, n, 0)
+    for number in range(2):
+        one = Stream(storm.where, ENTRY * 20)
+        while one.call() and len(one.names) < 6 * n:
+            storm.swap(one.names, 30)
+        one.close()
+        g.want(len(one.names) <= 2 * (n + 2), f"{len(one.names)} names of {n}")
+        g.stats["names"] = g.stats.get("names", 0) + len(one.names)
+        storm.judge(g, one.names, f"listing {number}", 2)
+
+
+def overflow(g: Guest) -> None:
+    """More names move than the kernel remembers: all come again, once."""
+    n = g.p["n"]
+    g.mount()
+    storm = Storm(g, n, 0)
+    one = Stream(storm.where)
+    one.call()
+    for a, b in zip(storm.names[::2], reversed(storm.names[1::2]), strict=True):
+        exchange(os.path.join(storm.where, a), os.path.join(storm.where, b))
+    storm.replaced.update(storm.names)
+    one.rest(4 * n)
+    one.close()
+    storm.judge(g, one.names, "after as many moves as names", 2)
+    one = Stream(storm.where)
+    one.rest(4 * n)
+    one.close()
+    storm.judge(g, one.names, "at rest", 1)
+
+
 _NFS = {"size": "1G", "mkfs": ("-b", "4096", "-N", "300000"), "limit": 1500}
 case("reader-nfs-storm", "open", {"n": 5_000, "full": 50_000}, cost=60, **_NFS)(nfs_storm)
 case("reader-nfs-create", "open", {"n": 2_000}, cost=60, **_NFS)(nfs_create)
+for _n, _more in ((150, {}), (1_000, {}), (5_000, {"full": 50_000})):
+    _params = {"n": _n, "full": _n, **_more}
+    case(f"reader-anew-{_n}", "open", _params, size="512M", mkfs=("-b", "4096", "-N", "150000"), cost=15)(anew)
+    case(f"reader-exchange-{_n}", "open", {"n": _n}, size="256M", mkfs=("-b", "4096"), cost=15)(exchanges)
+case("reader-overflow", "open", {"n": 18_000}, size="256M", mkfs=("-b", "4096", "-N", "30000"), cost=15)(overflow)

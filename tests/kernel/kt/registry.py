@@ -81,8 +81,8 @@ BY_DEFAULT = {
     "big": "matrix-300k-4k-clean",
     "ops": "ops-4k ops-1k-bare ops-4k-nojournal ops-1k-casefold ops-1k-crypt-casefold ops-4k-inline ops-1k-fastcommit "
     "ops-4k-small-dirs",
-    "scans": "over-1k-1000 over-many-1k over-small-* loop-*-3000 rm-loop-1k seek-1k seek-small reader32-* stress-4k "
-    "tiny-* rewind-* morph-1k hold-* collide-over dentries-* lookups-* noreuse "
+    "scans": "over-1k-1000 over-many-1k over-small-* loop-*-3000 rm-loop-1k seek-1k seek-anew seek-small reader32-* "
+    "stress-4k tiny-* rewind-* morph-1k hold-* collide-over dentries-* lookups-* noreuse "
     "longer-* grown-tree",
     "space": "enospc-1k enospc-1k-names enospc-4k edquot-1k enospc-build-1024",
     "crash": "crash-fastcommit-1k crash-journal-4k-logflush crash-orphan-file-1k checksums-1k-journal checksums-4k",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Readers that open a directory anew at a position, as NFS servers do, while its order changes between two calls."""
+"""Readers that open a directory anew for each call, as file servers in user space do, while its order changes."""
 
 from __future__ import annotations
 
@@ -116,7 +116,8 @@ def feature(g: Guest) -> None:
     d = g.path()
     os.mkdir(d)
     g.t("fill", "--dir", d, "--model", g.model(), "--n", g.p["n"], "--names", "mixed")
-    switch(g, lambda: feature_on(g))
+    # Positions of before say nothing to the kernel: it starts over, in hash order.
+    switch(g, lambda: feature_on(g), twice=True)
 
     def packed() -> None:
         g.umount()
@@ -126,6 +127,8 @@ def feature(g: Guest) -> None:
     # Without the feature's order again, and then with the trees of e2fsck -fD.
     g.again("noitree")
     switch(g, packed)
+    # Forget that the directory was opened anew for each call.
+    g.again()
     g.listing()
 
 

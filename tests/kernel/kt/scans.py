@@ -94,9 +94,12 @@ def seek(g: Guest) -> None:
     filled(g, g.p["n"], "--names", "skew", tree=g.p["n"] > 1000)
     g.t(
         "seek", "--dir", g.path(), "--model", g.model(), "--n", g.p["rounds"], "--m", 8,
-        "--seed", g.p["seed"], "--api", g.p.get("api", "64"), timeout=600,
+        "--seed", g.p["seed"], "--api", g.p.get("api", "64"), "--percent", g.p.get("anew", 0), timeout=600,
     )  # fmt: skip
-    if g.p["n"] > 1000:
+    if g.p.get("anew"):
+        # Forget that the directory was opened anew.
+        g.again()
+    elif g.p["n"] > 1000:
         count = g.counters()
         for name in ("splits", "merges"):
             g.want(count[name] > 0, f"no {name}: the test did not get there ({count})")
@@ -105,6 +108,9 @@ def seek(g: Guest) -> None:
 
 case("seek-1k", "scans", {"n": 2500, "rounds": 12, "seed": 1}, mkfs=("-b", "1024"), size="256M", cost=40)(seek)
 case("seek-4k", "scans", {"n": 4000, "rounds": 8, "seed": 2}, mkfs=("-b", "4096"), size="256M", cost=40)(seek)
+case(
+    "seek-anew", "scans", {"n": 4000, "rounds": 6, "seed": 4, "anew": 1}, mkfs=("-b", "4096"), size="256M", cost=40,
+)(seek)  # fmt: skip
 case("seek-small", "scans", {"n": 200, "rounds": 30, "seed": 3}, mkfs=("-b", "4096"), size="256M", cost=10)(seek)
 
 

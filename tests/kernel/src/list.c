@@ -68,8 +68,8 @@ static void check_order(struct progress *p, const struct item *it,
 		    p->what, (unsigned long long)it->ino, show(it->name),
 		    (unsigned long long)p->prev_ino, (unsigned long long)p->n);
 	if (c->cookies && p->prev_off >= 0 &&
-	    ((u64)p->prev_off >> 31 < p->prev_ino ||
-	     (u64)p->prev_off >> 31 > it->ino) &&
+	    ((u64)p->prev_off >> 30 < p->prev_ino ||
+	     (u64)p->prev_off >> 30 > it->ino) &&
 	    !p->cookies++)
 		bad("%s: cookie %llx between inodes %llu and %llu", p->what,
 		    (unsigned long long)p->prev_off,

@@ -521,7 +521,10 @@ static void seek_check(struct opts *o, struct model *m, struct reader *r,
 	(void)o;
 }
 
-/* --n rounds of changes; --m positions tried after each. */
+/*
+ * --n rounds of changes; --m positions tried after each; --percent: on another
+ * open file.
+ */
 int cmd_seek(struct opts *o)
 {
 	struct model *m = model_load(o->model);
@@ -570,7 +573,9 @@ int cmd_seek(struct opts *o)
 			for (u64 i = 0; i < o->m; i++, tried++)
 				seek_check(o, m, &r, marks, n,
 					   below(&rng, n + 1));
-			/* As an NFS server does: the cookie on a new file. */
+			/* As file servers do: the cookie on a new file. */
+			if (!o->percent)
+				continue;
 			close(r.fd);
 			r.fd = openat(fd, ".", O_RDONLY | O_DIRECTORY);
 		}

@@ -1,0 +1,535 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * What writers tell readers: the passes over a directory that have begun, and
+ * the names that have got another inode meanwhile.
+ *
+ * In inode order, rename() over a name, RENAME_EXCHANGE and RENAME_WHITEOUT
+ * give a name that exists all the time another place, and a pass that has not
+ * reached the old place and is beyond the new one would miss it.  So a
+ * directory that is being read keeps a log of these names, one for all its
+ * readers: a writer adds the name once, however many read.  A pass leaves out
+ * the names that were logged since it began, and returns them at its end, in
+ * hash order, which a rename does not change.  A log that is full drops its
+ * oldest names, and without memory it drops all.  That costs the passes that
+ * began before a second one over the whole directory, and nothing else.
+ *
+ * The log holds places in hash order, not names: names at the same place are
+ * returned together.
+ *
+ * A pass outlives the open file.  File servers in user space open a directory
+ * for each request and seek to a position that they were given earlier.  The
+ * position has the number of its pass (itree_pos.c), by which the next file
+ * continues the pass.  A pass that is not known any more is continued by a
+ * new one in hash order.
+ */
+#include <linux/fs.h>
+#include <linux/rbtree.h>
+#include <linux/random.h>
+#include <linux/slab.h>
+#include "ext4.h"
+#include "itree.h"
+#include "itree_glue.h"
+#include "itree_scan.h"
+
+/* Names in the log of a directory: 1 MiB. */
+#define LOG_MAX		16384U
+/* Passes that a directory remembers, and such as have come to their end. */
+#define PASSES_MAX	64U
+#define OVER_MAX	4U
+/*
+ * A directory whose readers open it anew gives hash order to those that begin,
+ * for so long after the last one and from so many on.
+ */
+#define ANEW_FOR	(600 * HZ)
+#define ANEW_MIN	2U
+/* Passes that nobody has continued for so long need no log. */
+#define PASS_IDLE	(600 * HZ)
+
+struct moved {
+	struct rb_node	node;
+	struct list_head age;		/* the oldest first */
+	u32		hash;
+	u32		minor;		/* 0 if names are encrypted */
+	u64		when;		/* the last time, by the log's clock */
+};
+
+/* A directory's registry; lives as long as the inode is in memory. */
+struct ext4_itree_readers {
+	spinlock_t	lock;		/* of all that follows */
+	struct rb_root	log;
+	struct list_head ages;
+	u32		nr_log;
+	u64		clock;		/* names logged, or lost, so far */
+	u64		lost;		/* the log lacks some up to this time */
+	struct list_head passes;	/* least recently used first */
+	u32		nr_passes;
+	u32		nr_over;
+	u32		nr_open;	/* files in the middle of a pass */
+	unsigned long	used;		/* when one of them was, in jiffies */
+	u32		last_id;
+	u32		doubts;		/* times that the tree was found bad */
+	u32		anew;		/* files that began at a position */
+	unsigned long	anew_at;
+};
+
+/* --- the registry --- */
+
+static struct ext4_itree_readers *readers_of(struct inode *dir)
+{
+	/* Pairs with the cmpxchg_release() in make_readers(). */
+	return smp_load_acquire(&EXT4_I(dir)->i_itree_readers);
+}
+
+static struct ext4_itree_readers *make_readers(struct inode *dir)
+{
+	struct ext4_itree_readers *r = readers_of(dir);
+
+	if (r)
+		return r;
+	r = kzalloc(sizeof(*r), GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
+	if (!r)
+		return NULL;
+	spin_lock_init(&r->lock);
+	INIT_LIST_HEAD(&r->passes);
+	INIT_LIST_HEAD(&r->ages);
+	r->log = RB_ROOT;
+	/* Positions of an earlier registry should not look like ours. */
+	r->last_id = get_random_u32_below(PASS_IDS);
+	if (cmpxchg_release(&EXT4_I(dir)->i_itree_readers, NULL, r)) {
+		kfree(r);
+		return readers_of(dir);
+	}
+	return r;
+}
+
+static void free_log(struct rb_root *log)
+{
+	struct moved *m, *next;
+
+	rbtree_postorder_for_each_entry_safe(m, next, log, node)
+		kfree(m);
+}
+
+/* Takes the log away, to be freed without the lock. */
+static struct rb_root empty_log(struct ext4_itree_readers *r)
+{
+	struct rb_root log = r->log;
+
+	r->log = RB_ROOT;
+	INIT_LIST_HEAD(&r->ages);
+	r->nr_log = 0;
+	r->lost = r->clock;
+	return log;
+}
+
+static void put_pass(struct ext4_itree_pass *pass)
+{
+	if (refcount_dec_and_test(&pass->refs))
+		kfree(pass);
+}
+
+static void forget_pass(struct ext4_itree_readers *r,
+			struct ext4_itree_pass *pass)
+{
+	list_del_init(&pass->list);
+	r->nr_passes--;
+	r->nr_over -= pass->over;
+	put_pass(pass);
+}
+
+/* Notes that a pass has come to its end; the last few stay, for seekdir(). */
+static void end_pass(struct ext4_itree_readers *r, struct ext4_itree_pass *pass)
+{
+	if (list_empty(&pass->list) || pass->over)
+		return;
+	pass->over = true;
+	if (++r->nr_over <= OVER_MAX)
+		return;
+	list_for_each_entry(pass, &r->passes, list) {
+		if (pass->over) {
+			forget_pass(r, pass);
+			return;
+		}
+	}
+}
+
+/**
+ * ext4_itree_forget_readers - a directory leaves memory
+ * @dir: any inode
+ */
+void ext4_itree_forget_readers(struct inode *dir)
+{
+	struct ext4_itree_readers *r = EXT4_I(dir)->i_itree_readers;
+	struct ext4_itree_pass *pass, *next;
+
+	if (!r)
+		return;
+	EXT4_I(dir)->i_itree_readers = NULL;
+	list_for_each_entry_safe(pass, next, &r->passes, list)
+		forget_pass(r, pass);
+	free_log(&r->log);
+	kfree(r);
+}
+
+/* --- the log --- */
+
+/* The first name at or behind a place. */
+static struct moved *log_from(struct ext4_itree_readers *r, u32 hash, u32 minor)
+{
+	struct rb_node *p = r->log.rb_node;
+	struct moved *m, *best = NULL;
+
+	while (p) {
+		m = rb_entry(p, struct moved, node);
+		if (m->hash < hash || (m->hash == hash && m->minor < minor)) {
+			p = p->rb_right;
+		} else {
+			best = m;
+			p = p->rb_left;
+		}
+	}
+	return best;
+}
+
+static void log_insert(struct ext4_itree_readers *r, struct moved *new)
+{
+	struct rb_node **p = &r->log.rb_node, *parent = NULL;
+
+	while (*p) {
+		struct moved *m = rb_entry(*p, struct moved, node);
+
+		parent = *p;
+		if (new->hash < m->hash ||
+		    (new->hash == m->hash && new->minor < m->minor))
+			p = &parent->rb_left;
+		else
+			p = &parent->rb_right;
+	}
+	rb_link_node(&new->node, parent, p);
+	rb_insert_color(&new->node, &r->log);
+	list_add_tail(&new->age, &r->ages);
+	r->nr_log++;
+}
+
+/* Is there a pass that will ask what has moved? */
+static bool wants_log(struct ext4_itree_readers *r)
+{
+	return r->nr_open || (r->nr_passes > r->nr_over &&
+			      time_before(jiffies, r->used + PASS_IDLE));
+}
+
+/* Takes the oldest name out; passes that began before it know. */
+static struct moved *drop_oldest(struct ext4_itree_readers *r)
+{
+	struct moved *m = list_first_entry(&r->ages, struct moved, age);
+
+	list_del(&m->age);
+	rb_erase(&m->node, &r->log);
+	r->nr_log--;
+	r->lost = m->when;
+	return m;
+}
+
+/**
+ * ext4_itree_readers_renumber - a name has got another inode: note it
+ * @dir: i_rwsem held exclusively
+ * @de: the changed entry
+ */
+void ext4_itree_readers_renumber(struct inode *dir, struct ext4_dir_entry_2 *de)
+{
+	struct ext4_itree_readers *r = readers_of(dir);
+	struct moved *m, *new = NULL;
+	struct rb_root old = RB_ROOT;
+	u32 hash, minor;
+	u8 version;
+	bool want;
+
+	if (!r)
+		return;
+	spin_lock(&r->lock);
+	want = wants_log(r);
+	spin_unlock(&r->lock);
+	if (want && !ext4_itree_hash_version(dir, &version) &&
+	    !ext4_itree_hash_entry(dir, version, de, &hash, &minor))
+		new = kmalloc(sizeof(*new),
+			      GFP_NOFS | __GFP_ACCOUNT | __GFP_NOWARN);
+	spin_lock(&r->lock);
+	r->clock++;
+	if (new) {
+		new->hash = hash;
+		new->minor = IS_ENCRYPTED(dir) ? 0 : minor;
+		m = log_from(r, new->hash, new->minor);
+		if (m && m->hash == new->hash && m->minor == new->minor) {
+			m->when = r->clock;
+			list_move_tail(&m->age, &r->ages);
+		} else {
+			new->when = r->clock;
+			log_insert(r, new);
+			new = r->nr_log > LOG_MAX ? drop_oldest(r) : NULL;
+		}
+	} else {
+		old = empty_log(r);
+	}
+	spin_unlock(&r->lock);
+	kfree(new);
+	free_log(&old);
+}
+
+/**
+ * ext4_itree_next_moved - the next name that a pass has left out
+ * @dir: directory
+ * @pass: of it
+ * @hash: place in hash order to look from, set to the name's
+ * @minor: likewise
+ *
+ * Returns false if there is none.
+ */
+bool ext4_itree_next_moved(struct inode *dir, struct ext4_itree_pass *pass,
+			   u32 *hash, u32 *minor)
+{
+	struct ext4_itree_readers *r = readers_of(dir);
+	struct moved *m;
+
+	spin_lock(&r->lock);
+	m = log_from(r, *hash, IS_ENCRYPTED(dir) ? 0 : *minor);
+	while (m && m->when <= pass->began)
+		m = rb_entry_safe(rb_next(&m->node), struct moved, node);
+	if (m && (m->hash != *hash || m->minor > *minor)) {
+		*hash = m->hash;
+		*minor = m->minor;
+	}
+	spin_unlock(&r->lock);
+	return m;
+}
+
+/**
+ * ext4_itree_has_moved - has a pass left this name out?
+ * @dir: directory
+ * @pass: of it
+ * @hash: of the name
+ * @minor: likewise
+ */
+bool ext4_itree_has_moved(struct inode *dir, struct ext4_itree_pass *pass,
+			  u32 hash, u32 minor)
+{
+	struct ext4_itree_readers *r = readers_of(dir);
+	struct moved *m;
+	bool moved;
+
+	if (IS_ENCRYPTED(dir))
+		minor = 0;
+	spin_lock(&r->lock);
+	m = log_from(r, hash, minor);
+	moved = m && m->hash == hash && m->minor == minor &&
+		m->when > pass->began;
+	spin_unlock(&r->lock);
+	return moved;
+}
+
+/* Has a pass left out any name of this hash? */
+static bool has_hash(struct ext4_itree_readers *r, struct ext4_itree_pass *pass,
+		     u32 hash)
+{
+	struct moved *m;
+	bool has = false;
+
+	spin_lock(&r->lock);
+	for (m = log_from(r, hash, 0); m && m->hash == hash && !has;
+	     m = rb_entry_safe(rb_next(&m->node), struct moved, node))
+		has = m->when > pass->began;
+	spin_unlock(&r->lock);
+	return has;
+}
+
+/**
+ * ext4_itree_comes_later - is a name among those that a pass returns at its end?
+ * @s: scan in inode order
+ * @n: name that it is about to return
+ */
+bool ext4_itree_comes_later(struct ext4_itree_scan *s, const struct scan_name *n)
+{
+	struct ext4_itree_readers *r = readers_of(s->dir);
+	u32 hash = ITREE_KEY_HASH(n->key), minor;
+
+	/* Changes of the log are kept out by i_rwsem, for as long as we emit. */
+	if (!READ_ONCE(r->nr_log) || n->key <= KEY_DOTDOT)
+		return false;
+	/* The key tells the hash: most names need not be hashed again. */
+	if (!has_hash(r, s->pass, hash))
+		return false;
+	/* Names of the window are decrypted, and have no hash. */
+	if (IS_ENCRYPTED(s->dir))
+		return true;
+	if (ext4_itree_hash_name(s->dir, s->hash_version, n->name, n->len,
+				 &hash, &minor))
+		return false;
+	return ext4_itree_has_moved(s->dir, s->pass, hash, minor);
+}
+
+/* --- passes --- */
+
+/**
+ * ext4_itree_begin_pass - a pass over a directory in inode order begins
+ * @dir: i_rwsem held
+ *
+ * Returns NULL if there is no memory, or if the directory is one whose readers
+ * open it anew: they get hash order.
+ */
+struct ext4_itree_pass *ext4_itree_begin_pass(struct inode *dir)
+{
+	struct ext4_itree_readers *r = make_readers(dir);
+	struct ext4_itree_pass *pass;
+
+	if (!r)
+		return NULL;
+	pass = kzalloc(sizeof(*pass), GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
+	if (!pass)
+		return NULL;
+	spin_lock(&r->lock);
+	if (r->anew >= ANEW_MIN && time_before(jiffies, r->anew_at + ANEW_FOR)) {
+		spin_unlock(&r->lock);
+		kfree(pass);
+		return NULL;
+	}
+	refcount_set(&pass->refs, 2);
+	r->last_id = r->last_id % (PASS_IDS - 1) + 1;
+	pass->id = r->last_id;
+	pass->began = r->clock;
+	pass->doubts = r->doubts;
+	pass->end = ~0ULL;
+	list_add_tail(&pass->list, &r->passes);
+	if (++r->nr_passes > PASSES_MAX)
+		forget_pass(r, list_first_entry(&r->passes,
+						struct ext4_itree_pass, list));
+	r->nr_open++;
+	r->used = jiffies;
+	spin_unlock(&r->lock);
+	return pass;
+}
+
+/**
+ * ext4_itree_find_pass - continue a pass that another file began
+ * @dir: i_rwsem held
+ * @id: number of the pass
+ */
+struct ext4_itree_pass *ext4_itree_find_pass(struct inode *dir, u32 id)
+{
+	struct ext4_itree_readers *r = readers_of(dir);
+	struct ext4_itree_pass *pass, *found = NULL;
+
+	if (!r)
+		return NULL;
+	spin_lock(&r->lock);
+	list_for_each_entry(pass, &r->passes, list) {
+		if (pass->id != id)
+			continue;
+		found = pass;
+		refcount_inc(&found->refs);
+		list_move_tail(&found->list, &r->passes);
+		r->nr_open++;
+		r->used = jiffies;
+		break;
+	}
+	spin_unlock(&r->lock);
+	return found;
+}
+
+/**
+ * ext4_itree_leave_pass - a file stops following a pass
+ * @dir: directory
+ * @pass: from ext4_itree_begin_pass() or ext4_itree_find_pass()
+ * @over: it has come to its end
+ */
+void ext4_itree_leave_pass(struct inode *dir, struct ext4_itree_pass *pass,
+			   bool over)
+{
+	struct ext4_itree_readers *r = readers_of(dir);
+	struct rb_root old = RB_ROOT;
+
+	spin_lock(&r->lock);
+	r->used = jiffies;
+	if (over)
+		end_pass(r, pass);
+	/* The last one clears the log. */
+	if (!--r->nr_open && r->nr_passes == r->nr_over)
+		old = empty_log(r);
+	spin_unlock(&r->lock);
+	put_pass(pass);
+	free_log(&old);
+}
+
+/**
+ * ext4_itree_pass_whole - must all names be returned again, in hash order?
+ * @dir: i_rwsem held
+ * @pass: of the directory, at its end in inode order
+ */
+bool ext4_itree_pass_whole(struct inode *dir, struct ext4_itree_pass *pass)
+{
+	struct ext4_itree_readers *r = readers_of(dir);
+	bool whole;
+
+	spin_lock(&r->lock);
+	whole = pass->whole || r->lost > pass->began;
+	spin_unlock(&r->lock);
+	return whole;
+}
+
+/**
+ * ext4_itree_note_anew - a file begins at a position
+ * @dir: directory
+ */
+void ext4_itree_note_anew(struct inode *dir)
+{
+	struct ext4_itree_readers *r = make_readers(dir);
+
+	if (!r)
+		return;
+	spin_lock(&r->lock);
+	if (time_after_eq(jiffies, r->anew_at + ANEW_FOR))
+		r->anew = 0;
+	r->anew++;
+	r->anew_at = jiffies;
+	spin_unlock(&r->lock);
+}
+
+/* --- bad trees --- */
+
+/**
+ * ext4_itree_readers_doubt - the tree of a directory is bad: tell its readers
+ * @dir: directory
+ *
+ * What they have read off the tree so far may be wrong as well: names may have
+ * been passed by, and the last key may not be the last.
+ */
+void ext4_itree_readers_doubt(struct inode *dir)
+{
+	struct ext4_itree_readers *r = readers_of(dir);
+
+	if (!r)
+		return;
+	spin_lock(&r->lock);
+	r->doubts++;
+	spin_unlock(&r->lock);
+}
+
+/* Has the tree been found bad since the pass began, or since it was settled? */
+bool ext4_itree_in_doubt(const struct ext4_itree_scan *s)
+{
+	return READ_ONCE(readers_of(s->dir)->doubts) != READ_ONCE(s->pass->doubts);
+}
+
+/**
+ * ext4_itree_settle_doubt - the rest of the pass does without the tree
+ * @s: scan of the pass
+ * @lost: names may have been passed by
+ */
+void ext4_itree_settle_doubt(struct ext4_itree_scan *s, bool lost)
+{
+	struct ext4_itree_readers *r = readers_of(s->dir);
+
+	spin_lock(&r->lock);
+	s->pass->doubts = r->doubts;
+	s->pass->whole |= lost;
+	s->pass->end = ~0ULL;
+	spin_unlock(&r->lock);
+}
