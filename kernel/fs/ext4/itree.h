@@ -85,6 +85,9 @@ bool ext4_itree_skip(struct dir_private_info *info, struct inode *dir,
 bool ext4_itree_wanted(struct dir_private_info *info, struct inode *dir,
 		       u32 hash, u32 minor);
 
+/* itree_sweep.c: reading ahead of readers in hash order */
+bool ext4_itree_sweep(struct inode *dir, u32 hash, u32 minor);
+
 /* itree_block.c: checksums of nodes when a transaction commits */
 void ext4_itree_block_trigger(struct jbd2_buffer_trigger_type *triggers,
 			      struct buffer_head *bh, void *data, size_t size);

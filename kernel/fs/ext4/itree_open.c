@@ -42,6 +42,8 @@
  */
 #define ANEW_FOR	(600 * HZ)
 #define ANEW_MIN	2U
+/* Of a directory that memory does not hold, a sweep is of little use. */
+#define SWEEP_EVERY	(10 * HZ)
 /* Passes that nobody has continued for so long need no log. */
 #define PASS_IDLE	(600 * HZ)
 
@@ -70,6 +72,8 @@ struct ext4_itree_readers {
 	u32		doubts;		/* times that the tree was found bad */
 	u32		anew;		/* files that began at a position */
 	unsigned long	anew_at;
+	bool		swept;		/* at swept_at */
+	unsigned long	swept_at;
 };
 
 /* --- the registry --- */
@@ -490,6 +494,27 @@ void ext4_itree_note_anew(struct inode *dir)
 	r->anew++;
 	r->anew_at = jiffies;
 	spin_unlock(&r->lock);
+}
+
+/**
+ * ext4_itree_may_sweep - is it time to read all that a directory needs?
+ * @dir: directory
+ */
+bool ext4_itree_may_sweep(struct inode *dir)
+{
+	struct ext4_itree_readers *r = make_readers(dir);
+	bool may;
+
+	if (!r)
+		return false;
+	spin_lock(&r->lock);
+	may = !r->swept || time_after(jiffies, r->swept_at + SWEEP_EVERY);
+	if (may) {
+		r->swept = true;
+		r->swept_at = jiffies;
+	}
+	spin_unlock(&r->lock);
+	return may;
 }
 
 /* --- bad trees --- */

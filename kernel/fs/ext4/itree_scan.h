@@ -144,6 +144,7 @@ bool ext4_itree_has_moved(struct inode *dir, struct ext4_itree_pass *pass,
 bool ext4_itree_comes_later(struct ext4_itree_scan *s,
 			    const struct scan_name *n);
 void ext4_itree_note_anew(struct inode *dir);
+bool ext4_itree_may_sweep(struct inode *dir);
 bool ext4_itree_in_doubt(const struct ext4_itree_scan *s);
 void ext4_itree_settle_doubt(struct ext4_itree_scan *s, bool lost);
 

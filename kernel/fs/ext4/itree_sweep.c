@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Reading ahead of readers that get hash order, knfsd above all.
+ *
+ * The order of names and the order of reads are two things.  A reader in hash
+ * order that looks at the inodes needs the inode tables at random.  So when it
+ * goes on beyond its first names, and looks, all that the directory needs is
+ * read in one sweep: its own blocks, and the blocks of the inode tables that
+ * the tree names.
+ *
+ * Each READDIR of an NFS client opens the directory anew, so nothing is known
+ * of the reader but its position.  Names before it whose inodes are in memory
+ * say that it looks at inodes, and names behind it whose inodes are not say
+ * that a sweep is of use.
+ */
+#include <linux/fs.h>
+#include <linux/buffer_head.h>
+#include <linux/slab.h>
+#include "ext4.h"
+#include "itree.h"
+#include "itree_glue.h"
+#include "itree_scan.h"
+
+/* Names that are looked at on either side of the position. */
+#define SWEEP_SAMPLES	8U
+/* Keys of the tree that are visited, and inodes taken, without a pause. */
+#define SWEEP_KEYS	16384U
+#define SWEEP_INODES	4096U
+
+struct sample {
+	struct ext4_itree_visit visit;
+	u32	hash;
+	u32	minor;
+	u32	before[SWEEP_SAMPLES];
+	u32	behind[SWEEP_SAMPLES];
+	u32	nr_before;
+	u32	nr_behind;
+};
+
+static int take_sample(struct ext4_itree_visit *v, u64 key, u32 minor,
+		       struct ext4_dir_entry_2 *de)
+{
+	struct sample *s = container_of(v, struct sample, visit);
+	u32 hash = ITREE_KEY_HASH(key), ino = le32_to_cpu(de->inode);
+
+	if (hash < s->hash || (hash == s->hash && minor < s->minor)) {
+		if (s->nr_before < SWEEP_SAMPLES)
+			s->before[s->nr_before++] = ino;
+	} else if (s->nr_behind < SWEEP_SAMPLES) {
+		s->behind[s->nr_behind++] = ino;
+	}
+	return 0;
+}
+
+/* Does the reader at this place look at inodes, and has it to read them? */
+static bool sweep_pays(struct inode *dir, u32 hash, u32 minor)
+{
+	struct sample s = {
+		.visit = {
+			.dir = dir,
+			.lo = KEY_DOTDOT + 1,
+			.hi = ~0ULL,
+			.name = take_sample,
+		},
+		.hash = hash,
+		.minor = minor,
+	};
+	struct ext4_htree_place at = { .hash = hash & ~1 };
+	ext4_lblk_t block;
+	u32 next;
+
+	if (ext4_itree_hash_version(dir, &s.visit.hash_version) ||
+	    ext4_htree_find_leaf(dir, &at, &block, &next) ||
+	    ext4_itree_visit_block(&s.visit, block))
+		return false;
+	return ext4_itree_cached(dir->i_sb, s.before, s.nr_before,
+				 sizeof(u32)) &&
+	       s.nr_behind && !ext4_itree_cached(dir->i_sb, s.behind,
+						 s.nr_behind, sizeof(u32));
+}
+
+/* Waits for blocks of the tree, which somebody has begun to read. */
+static void wait_for_tree(struct inode *dir, u32 blocks)
+{
+	struct ext4_map_blocks map = { .m_lblk = ITREE_SEG_START };
+	u32 i, end = ITREE_SEG_START + blocks;
+	int ret;
+
+	while (map.m_lblk < end && !fatal_signal_pending(current)) {
+		map.m_len = end - map.m_lblk;
+		ret = ext4_map_blocks(NULL, dir, &map, 0);
+		if (ret <= 0)
+			return;
+		for (i = 0; i < ret; i++) {
+			cond_resched();
+			brelse(sb_bread_unmovable(dir->i_sb, map.m_pblk + i));
+		}
+		map.m_lblk += ret;
+	}
+}
+
+/* Is the tree still there?  Sets *info; i_rwsem is held. */
+static bool open_tree(struct ext4_itree *et, struct inode *dir,
+		      struct itree_info *info)
+{
+	if (IS_DEADDIR(dir) || !ext4_itree_usable(dir) ||
+	    ext4_itree_open(et, NULL, dir))
+		return false;
+	itree_get_info(&et->t, info);
+	return true;
+}
+
+/*
+ * The inodes of the next keys, of each block of the inode tables the first.
+ * Returns their number; *next is the key to go on with, or 0 at the end.
+ */
+static u32 take_inodes(struct inode *dir, u64 *next, u32 *inodes)
+{
+	u32 per_block = EXT4_SB(dir->i_sb)->s_inodes_per_block;
+	u32 keys = 0, nr = 0, ino, block, last = ~0U;
+	struct itree_cursor cur;
+	struct itree_info info;
+	struct ext4_itree et;
+	u64 lo = *next;
+	int ret;
+
+	*next = 0;
+	if (!open_tree(&et, dir, &info))
+		return 0;
+	for (ret = itree_seek(&et.t, lo, &cur); !ret; ret = itree_next(&cur)) {
+		if (nr == SWEEP_INODES || keys++ == SWEEP_KEYS) {
+			*next = itree_cursor_key(&cur);
+			break;
+		}
+		ino = ITREE_KEY_INO(itree_cursor_key(&cur));
+		block = (ino - 1) / per_block;
+		if (block != last)
+			inodes[nr++] = ino;
+		last = block;
+	}
+	itree_cursor_release(&cur);
+	ext4_itree_close(&et);
+	return nr;
+}
+
+/* All blocks of inode tables that the tree names, if memory holds them. */
+static void sweep_tables(struct inode *dir, bool read, u64 *blocks)
+{
+	u64 next = KEY_DOTDOT + 1;
+	u32 *inodes, nr;
+
+	inodes = kvmalloc_array(SWEEP_INODES, sizeof(u32),
+				GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
+	if (!inodes)
+		return;
+	*blocks = 0;
+	while (next && !fatal_signal_pending(current)) {
+		inode_lock_shared(dir);
+		nr = take_inodes(dir, &next, inodes);
+		inode_unlock_shared(dir);
+		*blocks += nr;
+		if (*blocks > ext4_itree_ahead_limit())
+			break;
+		if (read)
+			ext4_itree_ahead_inodes(dir->i_sb, inodes, nr,
+						sizeof(u32), ~0U);
+		cond_resched();
+	}
+	kvfree(inodes);
+}
+
+static void sweep(struct inode *dir)
+{
+	struct itree_info info = { };
+	struct ext4_itree et;
+	u64 blocks = 0;
+
+	/* The root, which tells how large the tree is. */
+	wait_for_tree(dir, 1);
+	inode_lock_shared(dir);
+	if (open_tree(&et, dir, &info))
+		ext4_itree_close(&et);
+	inode_unlock_shared(dir);
+	if (!info.blocks)
+		return;
+	ext4_itree_ahead_dir(dir, info.blocks);
+	ext4_itree_ahead_tree(dir, info.blocks);
+	if (info.blocks > ext4_itree_ahead_limit())
+		return;
+	wait_for_tree(dir, info.blocks);
+	sweep_tables(dir, false, &blocks);
+	if (blocks && blocks <= ext4_itree_ahead_limit())
+		sweep_tables(dir, true, &blocks);
+}
+
+/**
+ * ext4_itree_sweep - read ahead of a reader in hash order
+ * @dir: its directory, i_rwsem held shared; let go of while anything is read
+ * @hash: where the reader is; not at its start
+ * @minor: likewise
+ *
+ * Returns false if the directory has been removed meanwhile.
+ */
+bool ext4_itree_sweep(struct inode *dir, u32 hash, u32 minor)
+{
+	if (!ext4_itree_usable(dir) || !sweep_pays(dir, hash, minor) ||
+	    !ext4_itree_may_sweep(dir))
+		return true;
+	inode_unlock_shared(dir);
+	sweep(dir);
+	inode_lock_shared(dir);
+	return !IS_DEADDIR(dir);
+}
