@@ -687,7 +687,8 @@ static int fill_window(struct file *file, struct ext4_itree_scan *s)
  */
 static u32 next_want(const struct ext4_itree_scan *s)
 {
-	u32 limit = ext4_itree_window_limit(s), want = 16 * s->want;
+	u32 limit = ext4_itree_window_limit(s);
+	u32 want = s->want < WINDOW_MIN ? 2 * s->want : 16 * s->want;
 
 	if (visits_all(s, want))
 		want = limit;
