@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Reading ahead for a scan in inode order: the directory's own blocks, which
- * lookups are about to touch in random order, and the inode tables behind the
- * names to come.
+ * Reading for a scan in inode order: the directory's own blocks, which lookups
+ * are about to touch in random order, and the inode tables behind the names to
+ * come.
+ *
+ * A scan never waits for the disk with the directory's i_rwsem held: writers
+ * wait for that lock, and lookups wait behind the writers.
  */
 #include <linux/fs.h>
 #include <linux/buffer_head.h>
@@ -13,6 +16,7 @@
 #include "ext4.h"
 #include "itree.h"
 #include "itree_glue.h"
+#include "itree_scan.h"
 
 /* Runs of a fragmented directory that are sorted by address at once. */
 #define MAX_RUNS	4096U
@@ -27,6 +31,9 @@
 #define MISS_BYTES	(128U << 10)
 /* In i_itree_missed: the tick in the upper bits, the count in the lower ones. */
 #define MISS_COUNT	15U
+
+/* Writers and lookups may come to wait for the same block. */
+#define DIR_READ	(REQ_META | REQ_PRIO)
 
 struct run {
 	ext4_fsblk_t	pblk;
@@ -56,7 +63,8 @@ static void mark_used(struct buffer_head *bh)
  * scan is of most use where memory is short, and what it does not get is read
  * block by block in a moment.  @keep: it will be wanted more than once.
  */
-static void ahead_one(struct super_block *sb, ext4_fsblk_t pblk, bool keep)
+static void ahead_one(struct super_block *sb, ext4_fsblk_t pblk, blk_opf_t opf,
+		      bool keep)
 {
 	struct buffer_head *bh;
 
@@ -65,7 +73,7 @@ static void ahead_one(struct super_block *sb, ext4_fsblk_t pblk, bool keep)
 	if (!bh)
 		return;
 	if (!buffer_uptodate(bh) && trylock_buffer(bh))
-		ext4_read_bh_nowait(bh, REQ_RAHEAD, NULL, false);
+		ext4_read_bh_nowait(bh, opf, NULL, false);
 	if (keep)
 		mark_used(bh);
 	brelse(bh);
@@ -114,7 +122,8 @@ static void read_runs(struct super_block *sb, struct run *runs, u32 nr,
 	for (i = 0; i < nr; i++) {
 		cond_resched();
 		for (j = 0; j < runs[i].len; j++)
-			ahead_one(sb, runs[i].pblk + j, keep);
+			ahead_one(sb, runs[i].pblk + j, DIR_READ | REQ_RAHEAD,
+				  keep);
 	}
 	blk_finish_plug(&plug);
 }
@@ -288,6 +297,116 @@ static ext4_fsblk_t itable_block(struct super_block *sb, u32 ino)
 }
 
 /**
+ * ext4_itree_relax - let writers that wait have their turn
+ * @dir: directory, i_rwsem held shared
+ *
+ * Returns 0, or -ENOENT if the directory has been removed meanwhile.
+ */
+int ext4_itree_relax(struct inode *dir)
+{
+	inode_unlock_shared(dir);
+	cond_resched();
+	inode_lock_shared(dir);
+	return IS_DEADDIR(dir) ? -ENOENT : 0;
+}
+
+/* Is a block in memory?  Its buffer goes to @bh, NULL for a hole. */
+static bool find_block(struct inode *dir, ext4_lblk_t block,
+		       struct buffer_head **bh)
+{
+	struct extent_status es;
+
+	*bh = NULL;
+	if (!ext4_es_lookup_extent(dir, block, NULL, &es))
+		return false;
+	if (!ext4_es_is_written(&es))
+		return true;
+	*bh = sb_find_get_block(dir->i_sb,
+				ext4_es_pblock(&es) + block - es.es_lblk);
+	if (*bh && ext4_buffer_uptodate(*bh))
+		return true;
+	brelse(*bh);
+	*bh = NULL;
+	return false;
+}
+
+/**
+ * ext4_itree_in_memory - can a block be had without waiting for the disk?
+ * @dir: directory
+ * @block: logical block; a hole can
+ */
+bool ext4_itree_in_memory(struct inode *dir, ext4_lblk_t block)
+{
+	struct buffer_head *bh;
+	bool found = find_block(dir, block, &bh);
+
+	brelse(bh);
+	return found;
+}
+
+/**
+ * ext4_itree_load - bring a block into memory
+ * @dir: directory, i_rwsem held shared, which is left to read
+ * @block: logical block
+ * @pin: set to the block's buffer, NULL for a hole and after an error
+ *
+ * Returns 0, or an error: -ENOENT if the directory has been removed meanwhile.
+ */
+int ext4_itree_load(struct inode *dir, ext4_lblk_t block,
+		    struct buffer_head **pin)
+{
+	struct buffer_head *bh;
+	int err = 0;
+
+	if (find_block(dir, block, pin))
+		return 0;
+	inode_unlock_shared(dir);
+	/* The blocks of a directory stay where they are until it is evicted. */
+	bh = ext4_getblk(NULL, dir, block, 0);
+	if (IS_ERR(bh)) {
+		err = PTR_ERR(bh);
+		bh = NULL;
+	} else if (bh && !ext4_buffer_uptodate(bh)) {
+		err = ext4_read_bh_lock(bh, DIR_READ, true);
+	}
+	inode_lock_shared(dir);
+	if (IS_DEADDIR(dir))
+		err = -ENOENT;
+	if (err)
+		brelse(bh);
+	else
+		*pin = bh;
+	return err;
+}
+
+/**
+ * ext4_itree_load_inode - bring an inode's block of the table into memory
+ * @dir: directory, i_rwsem held shared, which is left to read
+ * @ino: inode number
+ */
+void ext4_itree_load_inode(struct inode *dir, u32 ino)
+{
+	struct super_block *sb = dir->i_sb;
+	ext4_fsblk_t block = itable_block(sb, ino);
+	struct buffer_head *bh;
+
+	if (!block || ext4_itree_cached(sb, &ino, 1, sizeof(ino)))
+		return;
+	bh = sb_find_get_block(sb, block);
+	if (bh && ext4_buffer_uptodate(bh)) {
+		brelse(bh);
+		return;
+	}
+	brelse(bh);
+	inode_unlock_shared(dir);
+	/* An error is met again by whoever looks at the inode. */
+	bh = ext4_sb_bread(sb, block, DIR_READ);
+	if (!IS_ERR(bh))
+		brelse(bh);
+	inode_lock_shared(dir);
+}
+
+/**
  * ext4_itree_ahead_inodes - start reading inode table blocks
  * @sb: file system
  * @ino: inode numbers, ascending
@@ -310,7 +429,7 @@ u32 ext4_itree_ahead_inodes(struct super_block *sb, const u32 *ino, u32 nr,
 		ino = (const u32 *)((const char *)ino + stride);
 		if (!block || block == last)
 			continue;
-		ahead_one(sb, block, false);
+		ahead_one(sb, block, REQ_RAHEAD, false);
 		last = block;
 		blocks--;
 	}

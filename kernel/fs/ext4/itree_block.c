@@ -105,6 +105,10 @@ static int op_read(struct itree *t, u32 lblk, struct itree_buf *buf)
 		take_bh(buf, bh);
 		return 1;
 	}
+	if (to_et(t)->nowait && !ext4_itree_in_memory(dir, lblk)) {
+		to_et(t)->missing = lblk;
+		return -EAGAIN;
+	}
 	bh = ext4_bread(NULL, dir, lblk, 0);
 	if (IS_ERR(bh))
 		return PTR_ERR(bh);
@@ -295,6 +299,16 @@ static u32 owned_blocks(struct inode *dir)
 	return min_t(u64, blocks, ITREE_SEG_MAX - CHUNK_MAX);
 }
 
+static int open_tree(struct ext4_itree *et)
+{
+	et->chunk = 0;
+	et->more = NULL;
+	return itree_open(&et->t, &ext4_itree_ops, NULL,
+			  et->dir->i_sb->s_blocksize,
+			  owned_blocks(et->dir) +
+			  (et->handle ? CHUNK_MAX : 0));
+}
+
 /**
  * ext4_itree_open - open a directory's tree
  * @et: filled in; ext4_itree_close() it after success
@@ -308,11 +322,24 @@ int ext4_itree_open(struct ext4_itree *et, handle_t *handle,
 {
 	et->dir = dir;
 	et->handle = handle;
-	et->chunk = 0;
-	et->more = NULL;
-	return itree_open(&et->t, &ext4_itree_ops, NULL,
-			  dir->i_sb->s_blocksize,
-			  owned_blocks(dir) + (handle ? CHUNK_MAX : 0));
+	et->nowait = false;
+	return open_tree(et);
+}
+
+/**
+ * ext4_itree_open_nowait - open a directory's tree without reading from disk
+ * @et: filled in; ext4_itree_close() it after success
+ * @dir: directory with the ITREE flag, i_rwsem held
+ *
+ * As ext4_itree_open(), but this and all that reads the tree returns -EAGAIN
+ * where et->missing has to be read; ext4_itree_load() does that.
+ */
+int ext4_itree_open_nowait(struct ext4_itree *et, struct inode *dir)
+{
+	et->dir = dir;
+	et->handle = NULL;
+	et->nowait = true;
+	return open_tree(et);
 }
 
 /**
@@ -330,6 +357,7 @@ int ext4_itree_format(struct ext4_itree *et, handle_t *handle,
 {
 	et->dir = dir;
 	et->handle = handle;
+	et->nowait = false;
 	et->chunk = blocks;
 	et->more = NULL;
 	return itree_format(&et->t, &ext4_itree_ops, NULL,

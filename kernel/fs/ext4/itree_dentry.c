@@ -14,6 +14,7 @@
  */
 #include <linux/fs.h>
 #include <linux/dcache.h>
+#include <linux/iversion.h>
 #include "ext4.h"
 #include "itree.h"
 #include "itree_glue.h"
@@ -56,13 +57,20 @@ void ext4_itree_note_name(struct ext4_itree_scan *s, const struct scan_name *n,
  */
 static bool dentry_used(struct inode *dir, u32 ino)
 {
-	struct inode *inode = ilookup(dir->i_sb, ino);
 	bool found = false, used = true;
 	struct dentry *dentry;
+	struct inode *inode;
 
-	if (!inode)
+	rcu_read_lock();
+	inode = find_inode_by_ino_rcu(dir->i_sb, ino);
+	if (!inode) {
+		rcu_read_unlock();
 		return false;
+	}
 	spin_lock(&inode->i_lock);
+	/* An inode that is being freed has something else in i_dentry. */
+	if (inode->i_state & (I_FREEING | I_WILL_FREE))
+		goto out;
 	hlist_for_each_entry(dentry, &inode->i_dentry, d_u.d_alias) {
 		spin_lock(&dentry->d_lock);
 		if (d_inode(dentry->d_parent) == dir) {
@@ -71,8 +79,9 @@ static bool dentry_used(struct inode *dir, u32 ino)
 		}
 		spin_unlock(&dentry->d_lock);
 	}
+out:
 	spin_unlock(&inode->i_lock);
-	iput(inode);
+	rcu_read_unlock();
 	return found && used;
 }
 
@@ -231,6 +240,12 @@ void ext4_itree_prime(struct ext4_itree_scan *s, struct file *file)
 	}
 	if (!s->prime_run)
 		return;
+	ext4_itree_load_inode(s->dir, n->ino);
+	/* What the window says of the name must be true now. */
+	if (!inode_eq_iversion(s->dir, s->version)) {
+		s->prime = false;
+		return;
+	}
 	if (s->made >= (s->used ? PRIME_MAX : PRIME_TRIAL) ||
 	    rwsem_is_contended(&s->dir->i_rwsem) || !make_dentry(s, parent, n))
 		s->prime = false;

@@ -30,6 +30,8 @@
 
 /* Blocks read ahead of a pass over all of a large directory. */
 #define AHEAD		256U
+/* Blocks visited under i_rwsem before it is left to whoever waits for it. */
+#define HOLD_BLOCKS	8U
 
 static_assert(EXT4_ITREE_NR_STATS ==
 	      ARRAY_SIZE(((struct ext4_sb_info *)0)->s_itree_stats));
@@ -278,6 +280,39 @@ static bool is_dot(const struct ext4_dir_entry_2 *de)
 	       (de->name_len == 1 || (de->name_len == 2 && de->name[1] == '.'));
 }
 
+/*
+ * Gets a directory block, NULL if there is none to be visited.  A reader
+ * leaves i_rwsem for that, and passes over what cannot be read.
+ */
+static struct buffer_head *visited_block(struct ext4_itree_visit *v,
+					 ext4_lblk_t block)
+{
+	struct buffer_head *bh, *pin = NULL;
+	int err = 0;
+
+	if (v->shared) {
+		if (++v->held > HOLD_BLOCKS &&
+		    rwsem_is_contended(&v->dir->i_rwsem)) {
+			v->held = 0;
+			err = ext4_itree_relax(v->dir);
+		}
+		if (!err)
+			err = ext4_itree_load(v->dir, block, &pin);
+		if (err == -EIO)
+			ext4_warning_inode(v->dir, "error %d reading directory block %u",
+					   err, block);
+	}
+	bh = err ? ERR_PTR(err) : ext4_read_any_dirblock(v->dir, block);
+	brelse(pin);
+	if (!v->shared || !IS_ERR(bh))
+		return bh;
+	err = PTR_ERR(bh);
+	if (err != -EIO && err != -EFSBADCRC && err != -EFSCORRUPTED)
+		return bh;
+	v->unreadable = err;
+	return NULL;
+}
+
 /**
  * ext4_itree_visit_block - call back for the names in a directory block
  * @v: what to visit and whom to call
@@ -298,7 +333,7 @@ int ext4_itree_visit_block(struct ext4_itree_visit *v, ext4_lblk_t block)
 	u64 key;
 	int err = 0;
 
-	bh = ext4_read_any_dirblock(dir, block);
+	bh = visited_block(v, block);
 	if (!bh && v->strict)
 		return -EFSCORRUPTED;
 	if (IS_ERR_OR_NULL(bh))
@@ -330,19 +365,36 @@ int ext4_itree_visit_block(struct ext4_itree_visit *v, ext4_lblk_t block)
 	return err;
 }
 
-/* Visits all blocks of the directory in their logical order. */
+static void ahead_of_visit(struct ext4_itree_visit *v, ext4_lblk_t block,
+			   ext4_lblk_t blocks)
+{
+	if (blocks <= EXT4_ITREE_SORT_BLOCKS || block % AHEAD)
+		return;
+	if (v->shared)
+		inode_unlock_shared(v->dir);
+	ext4_itree_ahead_range(v->dir, block, min(blocks - block, AHEAD));
+	if (v->shared)
+		inode_lock_shared(v->dir);
+}
+
+/*
+ * Visits all blocks of the directory in their logical order.  A name that
+ * changes its block meanwhile is not missed: names only ever move to new
+ * blocks, which come behind all others.
+ */
 int ext4_itree_visit_all(struct ext4_itree_visit *v)
 {
-	ext4_lblk_t blocks = v->dir->i_size >> v->dir->i_blkbits, block;
+	ext4_lblk_t blocks, block;
 	int err;
 
-	for (block = 0; block < blocks; block++) {
+	for (block = 0; ; block++) {
+		blocks = v->dir->i_size >> v->dir->i_blkbits;
+		if (block >= blocks)
+			break;
 		if (fatal_signal_pending(current))
 			return -ERESTARTSYS;
 		cond_resched();
-		if (blocks > EXT4_ITREE_SORT_BLOCKS && !(block % AHEAD))
-			ext4_itree_ahead_range(v->dir, block,
-					       min(blocks - block, AHEAD));
+		ahead_of_visit(v, block, blocks);
 		err = ext4_itree_visit_block(v, block);
 		if (err)
 			return err;

@@ -9,6 +9,8 @@ struct ext4_itree {
 	struct inode	*dir;
 	handle_t	*handle;	/* NULL: read only */
 	u32		chunk;		/* blocks to map at once, 0: choose */
+	bool		nowait;		/* -EAGAIN instead of reading a node */
+	ext4_lblk_t	missing;	/* the node that has to be read */
 	/*
 	 * Set for a load that takes more than one handle: called before each
 	 * new block, may go on to another handle; ERR_PTR in handle: none left.
@@ -20,6 +22,7 @@ int ext4_itree_open(struct ext4_itree *et, handle_t *handle,
 		    struct inode *dir);
 int ext4_itree_format(struct ext4_itree *et, handle_t *handle,
 		      struct inode *dir, u32 blocks, u8 hash_version);
+int ext4_itree_open_nowait(struct ext4_itree *et, struct inode *dir);
 void ext4_itree_close(struct ext4_itree *et);
 
 void ext4_itree_count(struct super_block *sb, enum ext4_itree_stat stat,
@@ -41,12 +44,27 @@ struct ext4_itree_visit {
 	u64		lo;		/* keys wanted, both inclusive */
 	u64		hi;
 	bool		strict;		/* a bad entry or a hole is an error */
+	/*
+	 * A reader's visit: i_rwsem is held shared and left to read a block, so
+	 * the directory may change meanwhile, and blocks that cannot be read
+	 * are passed over.
+	 */
+	bool		shared;
+	int		unreadable;	/* why a block was passed over, or 0 */
+	u32		held;		/* blocks visited since it was left */
 	int		(*name)(struct ext4_itree_visit *v, u64 key, u32 minor,
 				struct ext4_dir_entry_2 *de);
 };
 
 int ext4_itree_visit_block(struct ext4_itree_visit *v, ext4_lblk_t block);
 int ext4_itree_visit_all(struct ext4_itree_visit *v);
+
+/* itree_ahead.c: reading with i_rwsem left */
+int ext4_itree_relax(struct inode *dir);
+bool ext4_itree_in_memory(struct inode *dir, ext4_lblk_t block);
+int ext4_itree_load(struct inode *dir, ext4_lblk_t block,
+		    struct buffer_head **pin);
+void ext4_itree_load_inode(struct inode *dir, u32 ino);
 
 /* itree_ahead.c: reading ahead */
 void ext4_itree_ahead_range(struct inode *dir, ext4_lblk_t first, u32 count);

@@ -19,6 +19,9 @@
 #include "itree_glue.h"
 #include "itree_scan.h"
 
+/* Names returned under i_rwsem before it is left to whoever waits for it. */
+#define HOLD_NAMES	256U
+
 /* --- reading ahead --- */
 
 /**
@@ -42,6 +45,7 @@ bool ext4_itree_cached(struct super_block *sb, const u32 *ino, u32 nr,
 	return nr && hits >= (nr + 1) / 2;
 }
 
+/* Leaves i_rwsem to read. */
 static void read_ahead(struct ext4_itree_scan *s)
 {
 	struct super_block *sb = s->dir->i_sb;
@@ -55,11 +59,12 @@ static void read_ahead(struct ext4_itree_scan *s)
 	if (!s->stats || !left || s->ahead - s->cur > low)
 		return;
 	n = &s->names[s->ahead];
+	inode_unlock_shared(s->dir);
 	step = max(min(left, WINDOW_MAX) / SAMPLES, 1U);
 	if (ext4_itree_cached(sb, &n->ino, min(left, SAMPLES),
 			      step * sizeof(*n))) {
 		s->ahead += min(left, WINDOW_MIN);
-		return;
+		goto out;
 	}
 	/*
 	 * Whoever looks at inodes looks names up, which takes the directory's
@@ -74,6 +79,8 @@ static void read_ahead(struct ext4_itree_scan *s)
 		ext4_itree_keep_dir(s->dir);
 	s->ahead += ext4_itree_ahead_inodes(sb, &n->ino, left, sizeof(*n),
 					    AHEAD_BLOCKS);
+out:
+	inode_lock_shared(s->dir);
 }
 
 /* --- the scan --- */
@@ -128,19 +135,32 @@ int ext4_itree_scan_follow(struct inode *dir, struct ext4_itree_scan **scanp,
 /* The largest key there is: what comes above it later, is new. */
 static u64 last_key(struct ext4_itree_scan *s, struct itree_info *info)
 {
+	struct buffer_head *pin = NULL;
 	struct ext4_itree et;
 	u64 key = ~0ULL;
 	int ret;
 
 	memset(info, 0, sizeof(*info));
-	if (!ext4_itree_usable(s->dir))
-		return key;
-	ret = ext4_itree_open(&et, NULL, s->dir);
-	if (!ret) {
-		ret = itree_last(&et.t, &key);
-		itree_get_info(&et.t, info);
-		ext4_itree_close(&et);
-	}
+	do {
+		if (!ext4_itree_usable(s->dir)) {
+			brelse(pin);
+			return ~0ULL;
+		}
+		ret = ext4_itree_open_nowait(&et, s->dir);
+		if (!ret) {
+			ret = itree_last(&et.t, &key);
+			itree_get_info(&et.t, info);
+			ext4_itree_close(&et);
+		}
+		brelse(pin);
+		pin = NULL;
+		if (ret == -EAGAIN)
+			ret = ext4_itree_load(s->dir, et.missing, &pin) ?:
+			      -EAGAIN;
+	} while (ret == -EAGAIN && !fatal_signal_pending(current));
+	brelse(pin);
+	if (ret == -EAGAIN || ret == -ENOENT)
+		return ~0ULL;
 	if (ret < 0 && ret != -ENOMEM)
 		ext4_itree_bad(s->dir, ret, &et.t);
 	return ret == ITREE_END ? KEY_DOTDOT : key;
@@ -167,8 +187,12 @@ static void scan_start(struct ext4_itree_scan *s, loff_t pos)
 	s->counted = 0;
 	s->counted_to = KEY_DOTDOT + 1;
 	s->start_version = inode_query_iversion(s->dir);
-	if (!pos)
+	s->error = 0;
+	if (!pos) {
+		inode_unlock_shared(s->dir);
 		ext4_itree_ahead_dir(s->dir, info.blocks);
+		inode_lock_shared(s->dir);
+	}
 }
 
 /* The reader went elsewhere, by seekdir(). */
@@ -225,17 +249,30 @@ static int next_window(struct file *file, struct ext4_itree_scan *s)
 	return 1;
 }
 
+/* Leaves i_rwsem to whoever waits for it, now and then. */
+static int mind_others(struct ext4_itree_scan *s)
+{
+	if (!(s->cur % HOLD_NAMES) && rwsem_is_contended(&s->dir->i_rwsem))
+		return ext4_itree_relax(s->dir);
+	return IS_DEADDIR(s->dir) ? -ENOENT : 0;
+}
+
 /*
  * Returns names from where the scan is until the reader has enough, which is
- * 0, or all have been returned in inode order, which is 1.
+ * 0, or all have been returned in inode order, which is 1.  The directory may
+ * change where i_rwsem is left: what the window has goes to the reader
+ * nevertheless, but for names that have got another inode.
  */
 static int emit_names(struct file *file, struct dir_context *ctx,
-		      struct ext4_itree_scan *s)
+		      struct ext4_itree_scan *s, bool *gave)
 {
 	struct scan_name *n;
 	int ret;
 
 	while (!fatal_signal_pending(current)) {
+		ret = mind_others(s);
+		if (ret)
+			return ret;
 		if (!s->valid || s->cur >= s->nr) {
 			/* All names come again: no use to go on here. */
 			if (ext4_itree_pass_whole(s->dir, s->pass))
@@ -258,6 +295,7 @@ static int emit_names(struct file *file, struct dir_context *ctx,
 			ctx->pos = key_to_pos(n->key, s->pass->id);
 			if (!dir_emit(ctx, n->name, n->len, n->ino, n->type))
 				return 0;
+			*gave = true;
 			ext4_itree_prime(s, file);
 		}
 		advance(s);
@@ -279,6 +317,7 @@ static int emit_names(struct file *file, struct dir_context *ctx,
 int ext4_itree_readdir(struct file *file, struct dir_context *ctx,
 		       struct ext4_itree_scan *s)
 {
+	bool gave = false;
 	int ret;
 
 	if (ctx->pos == EXT4_HTREE_EOF_64BIT)
@@ -292,8 +331,15 @@ int ext4_itree_readdir(struct file *file, struct dir_context *ctx,
 		s->want = WINDOW_MIN;
 	}
 	ext4_itree_watch_reader(s);
-	ret = emit_names(file, ctx, s);
-	if (ret > 0) {
+	if (IS_DEADDIR(s->dir))
+		return -ENOENT;
+	ret = emit_names(file, ctx, s, &gave);
+	/* A reader who gets names by the same call would not see the error. */
+	if (ret > 0 && s->error < 0) {
+		ret = gave ? 0 : s->error;
+		if (!gave)
+			s->error = ERROR_TOLD;
+	} else if (ret > 0) {
 		/* Whoever keeps it open need not keep the names. */
 		ext4_itree_drop_window(s);
 		/* What was read off a tree that has turned out to be bad. */

@@ -19,6 +19,8 @@
 /* Inode table blocks to have under way ahead of the reader. */
 #define AHEAD_BLOCKS	512U
 #define SAMPLES		8U
+/* In error: the reader has been told, and is not again. */
+#define ERROR_TOLD	1
 
 #define KEY_DOT		ITREE_KEY(0, 0)
 #define KEY_DOTDOT	ITREE_KEY(0, 2)
@@ -73,7 +75,8 @@ struct ext4_itree_scan {
 	bool		last;		/* nothing behind this window */
 	u64		win_lo;
 	u64		win_hi;
-	u64		version;	/* i_version it was filled at */
+	u64		version;	/* i_version when its filling began */
+	int		error;		/* a block could not be read in this pass */
 	u32		want;		/* keys for the next one */
 	unsigned long	borrowed;	/* bytes, for a large one */
 	unsigned long	text_room;	/* of these for text */

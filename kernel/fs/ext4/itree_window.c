@@ -11,10 +11,14 @@
 #include <linux/iversion.h>
 #include <linux/slab.h>
 #include <linux/sort.h>
+#include <linux/unaligned.h>
 #include "ext4.h"
 #include "itree.h"
 #include "itree_glue.h"
 #include "itree_scan.h"
+
+/* Keys taken under i_rwsem before it is left to whoever waits for it. */
+#define HOLD_KEYS	4096U
 
 static void free_text(struct ext4_itree_scan *s)
 {
@@ -153,9 +157,25 @@ struct fill {
 	u32	stray;			/* tree: names without a key */
 };
 
-/* Finds the place of a name among the tree's keys, which are sorted. */
-static struct scan_name *key_slot(struct fill *f, u64 key)
+/* Has the directory changed since the filling of this window began? */
+static bool disturbed(const struct ext4_itree_scan *s)
 {
+	return !inode_eq_iversion(s->dir, s->version);
+}
+
+static bool same_text(const struct scan_name *n, const struct fscrypt_str *name)
+{
+	return !ext4_itree_cmp_text(n->name, n->len, name->name, name->len);
+}
+
+/*
+ * Finds the place of a name among the tree's keys, which are sorted.  A name
+ * that was moved to another block meanwhile is met twice.
+ */
+static struct scan_name *key_slot(struct fill *f, u64 key,
+				  const struct fscrypt_str *name)
+{
+	struct scan_name *n;
 	u32 lo = 0, hi = f->nr;
 
 	while (lo < hi) {
@@ -166,16 +186,20 @@ static struct scan_name *key_slot(struct fill *f, u64 key)
 		else
 			hi = mid;
 	}
-	for (; lo < f->nr && f->keys[lo] == key; lo++)
-		if (!f->s->names[f->base + lo].name)
-			return &f->s->names[f->base + lo];
+	for (; lo < f->nr && f->keys[lo] == key; lo++) {
+		n = &f->s->names[f->base + lo];
+		if (!n->name)
+			return n;
+		if (disturbed(f->s) && same_text(n, name))
+			break;
+	}
 	return NULL;
 }
 
 static int place_name(struct fill *f, u64 key, u32 ino, u8 type,
 		      const struct fscrypt_str *name)
 {
-	struct scan_name *n = key_slot(f, key);
+	struct scan_name *n = key_slot(f, key, name);
 
 	if (!n) {
 		f->stray++;
@@ -237,52 +261,115 @@ static int fill_dots(struct ext4_itree_scan *s, u64 lo)
 
 /* --- windows of a directory with a tree --- */
 
-/* Takes the next run of keys; equal keys stay together. */
-static int take_keys(struct fill *f, u64 lo, u32 want)
+static int add_key(struct fill *f, u64 key)
 {
-	struct ext4_itree_scan *s = f->s;
+	u64 *more;
+
+	if (f->nr >= f->max) {
+		more = kvmalloc_array(2 * f->max, sizeof(u64),
+				      window_gfp(f->s));
+		if (!more)
+			return -ENOMEM;
+		memcpy(more, f->keys, f->nr * sizeof(u64));
+		kvfree(f->keys);
+		f->keys = more;
+		f->max *= 2;
+	}
+	f->keys[f->nr++] = key;
+	return 0;
+}
+
+/* Forgets the last run of equal keys, to take it again; returns its key. */
+static u64 last_run(struct fill *f, u64 lo)
+{
+	if (f->nr)
+		lo = f->keys[f->nr - 1];
+	while (f->nr && f->keys[f->nr - 1] == lo)
+		f->nr--;
+	return lo;
+}
+
+/*
+ * Takes keys until there are enough, a node has to be read, or others have
+ * waited for long enough: then -EAGAIN, without a missing node.
+ */
+static int walk_keys(struct fill *f, struct ext4_itree *et, u64 lo, u32 want)
+{
+	struct rw_semaphore *rwsem = &f->s->dir->i_rwsem;
+	u32 enough = f->nr + HOLD_KEYS;
 	struct itree_cursor cur;
-	struct itree_info info;
-	struct ext4_itree et;
 	u64 key;
 	int ret;
 
-	ret = ext4_itree_open(&et, NULL, s->dir);
-	if (ret)
-		goto bad;
-	/* This reader goes on. */
-	if (want > WINDOW_MIN) {
-		itree_get_info(&et.t, &info);
-		ext4_itree_ahead_tree(s->dir, info.blocks);
-	}
-	ret = itree_seek(&et.t, lo, &cur);
+	ret = itree_seek(&et->t, lo, &cur);
 	while (!ret) {
 		key = itree_cursor_key(&cur);
-		if (f->nr >= want && key != f->keys[f->nr - 1])
-			break;
-		if (f->nr >= f->max) {
-			u64 *more = kvmalloc_array(2 * f->max, sizeof(u64),
-						   window_gfp(s));
-
-			if (!more) {
-				ret = -ENOMEM;
+		if (f->nr && key != f->keys[f->nr - 1]) {
+			if (f->nr >= want)
+				break;
+			if (f->nr > enough && rwsem_is_contended(rwsem)) {
+				ret = -EAGAIN;
 				break;
 			}
-			memcpy(more, f->keys, f->nr * sizeof(u64));
-			kvfree(f->keys);
-			f->keys = more;
-			f->max *= 2;
 		}
-		f->keys[f->nr++] = key;
-		ret = itree_next(&cur);
+		ret = add_key(f, key);
+		if (!ret)
+			ret = itree_next(&cur);
+	}
+	itree_cursor_release(&cur);
+	return ret;
+}
+
+/*
+ * Takes the next run of keys; equal keys stay together.  Returns -ESTALE if the
+ * tree has been dropped while i_rwsem was left.
+ */
+static int take_keys(struct fill *f, u64 lo, u32 want)
+{
+	struct ext4_itree_scan *s = f->s;
+	struct buffer_head *pin = NULL;
+	struct itree_info info = { };
+	struct ext4_itree et;
+	int ret;
+
+	while (1) {
+		et.missing = 0;
+		ret = ext4_itree_open_nowait(&et, s->dir);
+		/* This reader goes on. */
+		if (!ret && want > WINDOW_MIN && !info.blocks) {
+			itree_get_info(&et.t, &info);
+			ext4_itree_close(&et);
+			inode_unlock_shared(s->dir);
+			ext4_itree_ahead_tree(s->dir, info.blocks);
+			ret = -EAGAIN;
+			inode_lock_shared(s->dir);
+		} else if (!ret) {
+			ret = walk_keys(f, &et, last_run(f, lo), want);
+			ext4_itree_close(&et);
+		}
+		brelse(pin);
+		pin = NULL;
+		if (ret != -EAGAIN)
+			break;
+		if (fatal_signal_pending(current))
+			return -ERESTARTSYS;
+		if (et.missing)
+			ret = ext4_itree_load(s->dir, et.missing, &pin);
+		else
+			ret = ext4_itree_relax(s->dir);
+		if (ret == -ENOENT)
+			return ret;
+		if (ret)
+			break;
+		if (!ext4_itree_usable(s->dir)) {
+			brelse(pin);
+			return -ESTALE;
+		}
 	}
 	s->last = ret == ITREE_END;
 	s->win_hi = s->last ? ~0ULL : f->nr ? f->keys[f->nr - 1] : ~0ULL;
-	itree_cursor_release(&cur);
-	ext4_itree_close(&et);
 	if (ret >= 0)
 		return 0;
-bad:
 	if (ret != -ENOMEM)
 		ext4_itree_bad(s->dir, ret, &et.t);
 	return ret;
@@ -344,6 +431,7 @@ static int settle_doubt(struct ext4_itree_scan *s, u64 lo)
 			.dir = s->dir,
 			.lo = s->first,
 			.hi = lo - 1,
+			.shared = true,
 			.name = tally_name,
 		},
 	};
@@ -357,7 +445,8 @@ static int settle_doubt(struct ext4_itree_scan *s, u64 lo)
 			err = ext4_itree_visit_all(&t.visit);
 		if (err)
 			return err;
-		lost = t.nr != s->counted;
+		lost = t.nr != s->counted ||
+		       !inode_eq_iversion(s->dir, s->start_version);
 	}
 	s->counting = false;
 	ext4_itree_settle_doubt(s, lost);
@@ -413,12 +502,77 @@ static bool visits_all(const struct ext4_itree_scan *s, u32 keys)
 				      blocks > ext4_itree_ahead_limit());
 }
 
+/*
+ * Brings the blocks of the htree's index into memory, so that searches in it do
+ * not wait: its root tells those of the level below, and so on.  What is wrong
+ * with the index is left to the search.
+ */
+static int load_index(struct inode *dir, ext4_lblk_t block, u32 levels)
+{
+	u32 size = dir->i_sb->s_blocksize, at = 8, count = 1, i;
+	struct buffer_head *bh;
+	int err = 0;
+
+	for (i = 0; !err && i < count; i++) {
+		err = ext4_itree_load(dir, block, &bh);
+		if (!bh)
+			return err == -ENOENT ? err : 0;
+		/* Behind "." and "..": struct dx_root_info. */
+		if (!block) {
+			at = 24 + (u8)bh->b_data[24 + 5];
+			levels = min_t(u32, (u8)bh->b_data[24 + 6], 2);
+		}
+		/* From here on as in struct dx_entry and dx_countlimit. */
+		count = min_t(u32, get_unaligned_le16(bh->b_data + at + 2),
+			      (size - at) / 8);
+		if (levels && i < count) {
+			u32 child = get_unaligned_le32(bh->b_data + at +
+						       8 * i + 4) & 0x0fffffff;
+
+			brelse(bh);
+			if (child && child < dir->i_size >> dir->i_blkbits)
+				err = load_index(dir, child, levels - 1);
+		} else {
+			brelse(bh);
+			break;
+		}
+	}
+	return err;
+}
+
 /* No key taken has its name yet. */
 static void start_finding(struct fill *f)
 {
 	memset(&f->s->names[f->base], 0, f->nr * sizeof(*f->s->names));
 	f->found = 0;
 	f->stray = 0;
+}
+
+/*
+ * Of the keys that got no name, are any still in the tree?  Those of names that
+ * were deleted meanwhile are not.  In doubt, yes.
+ */
+static bool any_left(struct fill *f)
+{
+	struct ext4_itree_scan *s = f->s;
+	struct itree_cursor cur;
+	struct ext4_itree et;
+	bool left = false;
+	int ret;
+	u32 i;
+
+	if (!disturbed(s) || !ext4_itree_usable(s->dir) ||
+	    ext4_itree_open_nowait(&et, s->dir))
+		return true;
+	for (i = 0; i < f->nr && !left; i++) {
+		if (s->names[f->base + i].name)
+			continue;
+		ret = itree_seek(&et.t, f->keys[i], &cur);
+		left = ret < 0 || (!ret && itree_cursor_key(&cur) == f->keys[i]);
+		itree_cursor_release(&cur);
+	}
+	ext4_itree_close(&et);
+	return left;
 }
 
 /* Visits what holds the names of the keys taken. */
@@ -434,8 +588,11 @@ static int find_names(struct fill *f)
 	 * Reading the inodes of the window before may have pushed the
 	 * directory out of memory: better all of it at once than leaf by leaf.
 	 */
-	if (f->nr >= blocks / 4)
+	if (f->nr >= blocks / 4) {
+		inode_unlock_shared(s->dir);
 		ext4_itree_ahead_dir(s->dir, 0);
+		inode_lock_shared(s->dir);
+	}
 	if (visits_all(s, f->nr))
 		return ext4_itree_visit_all(&f->visit);
 	by_hash = kvmalloc_array(f->nr, sizeof(u64), window_gfp(s));
@@ -443,11 +600,14 @@ static int find_names(struct fill *f)
 		return -ENOMEM;
 	memcpy(by_hash, f->keys, f->nr * sizeof(u64));
 	sort(by_hash, f->nr, sizeof(u64), cmp_hashes, NULL);
-	err = visit_leaves(f, by_hash);
+	err = load_index(s->dir, 0, 0);
+	if (!err)
+		err = visit_leaves(f, by_hash);
 	kvfree(by_hash);
-	if (!err && f->found == f->nr)
+	if (!err && (f->found == f->nr || !any_left(f)))
 		return 0;
-	if (err && err != -EFSCORRUPTED && err != ERR_BAD_DX_DIR)
+	if (err && err != -EFSCORRUPTED && err != -EFSBADCRC && err != -EIO &&
+	    err != ERR_BAD_DX_DIR)
 		return err;
 	/*
 	 * The htree leads nowhere, or not to all names: before the tree is
@@ -455,6 +615,18 @@ static int find_names(struct fill *f)
 	 */
 	start_finding(f);
 	return ext4_itree_visit_all(&f->visit);
+}
+
+/* Leaves out the keys that have no name any more. */
+static void pass_by(struct fill *f)
+{
+	struct scan_name *n = &f->s->names[f->base];
+	u32 i, nr = 0;
+
+	for (i = 0; i < f->nr; i++)
+		if (n[i].name)
+			n[nr++] = n[i];
+	f->nr = nr;
 }
 
 /* Equal keys got their names as they were met: put them in order. */
@@ -493,14 +665,19 @@ static int fill_from_tree(struct fill *f, u64 lo)
 	err = find_names(f);
 	if (err)
 		return err;
-	/* Each key has its name, and each name that was seen its key. */
-	if (f->found != f->nr || f->stray) {
+	/*
+	 * Each key has its name, and each name that was seen its key: unless
+	 * names have come and gone, or a block is missing.
+	 */
+	if ((f->found != f->nr || f->stray) && !disturbed(s) &&
+	    !f->visit.unreadable) {
 		ext4_itree_bad(s->dir, -EFSCORRUPTED, NULL);
 		return -EFSCORRUPTED;
 	}
+	count_window(f);
+	pass_by(f);
 	sort_runs(f);
 	s->nr += f->nr;
-	count_window(f);
 	return 0;
 }
 
@@ -552,6 +729,17 @@ static int select_bound(struct fill *f, u64 lo)
 	return err;
 }
 
+/* Names that were moved to another block meanwhile have been met twice. */
+static void once_each(struct ext4_itree_scan *s)
+{
+	u32 i, nr = 0;
+
+	for (i = 0; i < s->nr; i++)
+		if (!nr || cmp_names(&s->names[nr - 1], &s->names[i]))
+			s->names[nr++] = s->names[i];
+	s->nr = nr;
+}
+
 static int fill_by_sorting(struct fill *f, u64 lo)
 {
 	struct ext4_itree_scan *s = f->s;
@@ -572,6 +760,8 @@ static int fill_by_sorting(struct fill *f, u64 lo)
 	s->win_hi = f->bound;
 	s->last = f->bound == ~0ULL;
 	sort(s->names, s->nr, sizeof(*s->names), cmp_names, NULL);
+	if (disturbed(s))
+		once_each(s);
 	return 0;
 }
 
@@ -649,7 +839,8 @@ static int fill_from_blocks(struct ext4_itree_scan *s, struct fill *f)
 			f->keys = NULL;
 			f->nr = 0;
 			ext4_itree_drop_window(s);
-			err = settle_doubt(s, lo);
+			/* One that was dropped was right until then. */
+			err = err == -ESTALE ? 0 : settle_doubt(s, lo);
 			if (!err)
 				err = fill_dots(s, s->next);
 		} else {
@@ -661,21 +852,32 @@ static int fill_from_blocks(struct ext4_itree_scan *s, struct fill *f)
 
 static int fill_window(struct file *file, struct ext4_itree_scan *s)
 {
-	struct fill f = { .visit = { .dir = s->dir, .name = fill_name },
-			  .s = s };
+	struct fill f = {
+		.visit = { .dir = s->dir, .name = fill_name, .shared = true },
+		.s = s,
+	};
+	struct buffer_head *root = NULL;
 	int err = 0, has_inline = 0;
 
 	s->version = inode_query_iversion(s->dir);
 	s->win_lo = s->next;
-	err = ext4_itree_hash_version(s->dir, &s->hash_version);
+	if (!ext4_has_inline_data(s->dir))
+		err = ext4_itree_load(s->dir, 0, &root);
+	if (!err)
+		err = ext4_itree_hash_version(s->dir, &s->hash_version);
 	if (!err && ext4_has_inline_data(s->dir))
 		err = fill_inline(file, s, &has_inline);
 	if (!err && !has_inline)
 		err = fill_from_blocks(s, &f);
 	fscrypt_fname_free_buffer(&f.crypt);
 	kvfree(f.keys);
+	brelse(root);
+	if (!err && IS_DEADDIR(s->dir))
+		err = -ENOENT;
 	if (err)
 		ext4_itree_drop_window(s);
+	else if (f.visit.unreadable && !s->error)
+		s->error = f.visit.unreadable;
 	return err;
 }
 

@@ -272,11 +272,11 @@ class Guest:
             self.fail(f"no counters in /sys/fs/ext4/{self.disk}: {found}")
         return found
 
-    def segment(self, path) -> list[tuple[int, int, int]]:
-        """The tree's blocks: (logical block, address on disk, bytes)."""
+    def extents(self, path, first: int = 0, end: int = SEGMENT) -> list[tuple[int, int, int]]:
+        """A directory's blocks from the first to before the end: (logical block, address on disk, bytes)."""
         bsize = os.statvfs(path).f_bsize
         count = 400
-        raw = bytearray(struct.pack("=QQLLLL", SEGMENT * bsize, (1 << 63) - 1 - SEGMENT * bsize, 1, 0, count, 0))
+        raw = bytearray(struct.pack("=QQLLLL", first * bsize, (end - first) * bsize, 1, 0, count, 0))
         raw += b"\0" * (56 * count)
         fd = os.open(path, os.O_RDONLY)
         try:
@@ -289,6 +289,10 @@ class Guest:
             logical, physical, length = struct.unpack_from("=QQQ", raw, 32 + 56 * i)
             found.append((logical // bsize, physical, length))
         return found
+
+    def segment(self, path) -> list[tuple[int, int, int]]:
+        """The tree's blocks: (logical block, address on disk, bytes)."""
+        return self.extents(path, SEGMENT, ((1 << 63) - 1) // os.statvfs(path).f_bsize)
 
     def tree_blocks(self, path) -> dict[int, int]:
         """Logical block: address of its bytes on the disk."""

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""A reader whose disk does not answer keeps nobody else waiting, and blocks that fail cost only their own names."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import errno
+import os
+import pathlib
+import threading
+import time
+
+from kt.faults import LOG, Faulty
+from kt.guest import Failed, Guest
+from kt.mapper import Mapped
+from kt.registry import case
+from kt.resume import LIBC, Listing
+
+N = 12000
+# So few that their reads are not taken for a sweep (itree_ahead.c), which would bring in the whole directory.
+WRITERS = ["writer-1", "writer-2"]
+PATIENCE = 30  # seconds until a call that should not wait is taken to hang
+
+
+RENAMEAT2, AT_FDCWD, RENAME_EXCHANGE = 316, -100, 2  # x86-64
+
+
+def exchange(a: str, b: str) -> None:
+    if LIBC.syscall(RENAMEAT2, AT_FDCWD, os.fsencode(a), AT_FDCWD, os.fsencode(b), RENAME_EXCHANGE):
+        raise OSError(ctypes.get_errno(), "renameat2")
+
+
+class Held:
+    """The file system's device, of which the reads and writes of some blocks wait until they are released."""
+
+    def __init__(self, g: Guest):
+        self.sectors = int(g.run("blockdev", "--getsz", g.dev).stdout)
+        self.raw = g.dev
+        # Two mapped devices over the same disk: the inner one serves the blocks to hold, and is the one suspended.
+        self.inner = Mapped(g, f"inner-{g.disk}", f"0 {self.sectors} linear {self.raw} 0")
+        self.held, g.dev = g.dev, self.raw
+        self.outer = Mapped(g, f"outer-{g.disk}", f"0 {self.sectors} linear {self.raw} 0")
+
+    def hold(self, addresses: list[int], size: int) -> None:
+        lines, at = [], 0
+        for start in sorted(a // 512 for a in addresses):
+            if start > at:
+                lines.append(f"{at} {start - at} linear {self.raw} {at}")
+            lines.append(f"{start} {size // 512} linear {self.held} {start}")
+            at = start + size // 512
+        lines.append(f"{at} {self.sectors - at} linear {self.raw} {at}")
+        self.outer.dmsetup("suspend", "--nolockfs", self.outer.name)
+        self.outer.dmsetup("load", self.outer.name, "--table", "\n".join(lines))
+        self.outer.dmsetup("resume", self.outer.name)
+        self.inner.dmsetup("suspend", "--nolockfs", "--noflush", self.inner.name)
+
+    def release(self) -> None:
+        self.inner.dmsetup("resume", self.inner.name)
+
+    def remove(self) -> None:
+        self.outer.remove()
+        self.inner.remove()
+
+
+class Stream(Listing):
+    """A listing that keeps the directory open; a call may be made in a thread."""
+
+    def __init__(self, where: str, buf: int = 4000):
+        super().__init__(where, buf)
+        self.fd = os.open(where, os.O_RDONLY | os.O_DIRECTORY)
+        self.error: OSError | None = None
+        self.tid = 0
+
+    def call(self) -> bool:
+        return self.read(self.fd)
+
+    def to_end(self) -> None:
+        self.tid = threading.get_native_id()
+        try:
+            while self.call():
+                pass
+        except OSError as err:
+            self.error = err
+
+    def waits(self) -> bool:
+        """Is the thread in a wait that no signal ends?"""
+        with contextlib.suppress(OSError):
+            stat = pathlib.Path(f"/proc/self/task/{self.tid}/stat").read_text()
+            return self.tid > 0 and stat.rpartition(")")[2].split()[0] == "D"
+        return False
+
+
+def make(g: Guest) -> list[str]:
+    g.mount()
+    os.mkdir(g.path("d"))
+    names = [f"old-{i * 7919 % 1000003:07}-of-many" for i in range(N)]
+    for name in names:
+        os.mknod(g.path(f"d/{name}"))
+    g.want_tree(g.path("d"))
+    return names
+
+
+def work(g: Guest) -> None:
+    """What others do in the directory meanwhile."""
+    for name in WRITERS:
+        path = g.path(f"d/{name}")
+        os.mknod(path)
+        os.rename(path, path + "-")
+        with contextlib.suppress(FileNotFoundError):
+            os.stat(path)
+        os.unlink(path + "-")
+
+
+def blocks_of(g: Guest, name: str = "d") -> list[int]:
+    """Addresses of the blocks that hold the directory's names, in their order."""
+    path, size = g.path(name), os.statvfs(g.mnt).f_bsize
+    return [p + i * size for _, p, length in g.extents(path) for i in range(length // size)]
+
+
+class Waiting:
+    """A listing that waits for the disk inside the block, in which `do` is to come to its end; ends with the block."""
+
+    def __init__(self, g: Guest, disk: Held, what: str):
+        self.g, self.disk, self.what = g, disk, what
+        self.listing = Stream(g.path("d"), 32768)
+        self.threads = [threading.Thread(target=self.listing.to_end)]
+
+    def __enter__(self) -> Waiting:
+        reader, until = self.threads[0], time.monotonic() + PATIENCE
+        reader.start()
+        while not self.listing.waits() and reader.is_alive() and time.monotonic() < until:
+            time.sleep(0.05)
+        self.asleep = self.listing.waits()
+        return self
+
+    def do(self, func, *args) -> None:
+        if not self.asleep:
+            raise Failed(f"{self.what}: the listing does not wait for the disk: no test")
+        others = threading.Thread(target=func, args=args)
+        self.threads.append(others)
+        others.start()
+        others.join(PATIENCE)
+        self.g.want(
+            not others.is_alive(), f"{self.what}: a listing waits for the disk and everybody waits for the listing"
+        )
+        self.g.want(self.threads[0].is_alive(), f"{self.what}: the listing ended: no test")
+
+    def __exit__(self, *_) -> None:
+        self.disk.release()
+        for thread in self.threads:
+            thread.join(PATIENCE)
+        os.close(self.listing.fd)
+
+    def judge(self, names: list[str], most: int) -> None:
+        self.g.equal(self.listing.error, None, f"{self.what}: error of the listing")
+        times = collections.Counter(self.listing.names)
+        wrong = [n for n in names if not 1 <= times[n] <= most]
+        missed = sum(not times[n] for n in wrong)
+        self.g.equal(
+            wrong[:3], [], f"{self.what}: of {len(names)} names {missed} missed, {len(wrong) - missed} too often"
+        )
+
+
+def held(g: Guest) -> None:
+    """Names and tree on a disk that does not answer: work in the same directory, its own blocks in memory, goes on."""
+    disk = Held(g)
+    names = make(g)
+    size = os.statvfs(g.mnt).f_bsize
+    where = {"names": blocks_of(g)[1:], "tree": list(g.tree_blocks(g.path("d")).values())[1:]}
+    for what, chosen in where.items():
+        g.umount()
+        g.mount("commit=600")
+        # Twice: what it needs is in memory then, also of the names it makes.
+        work(g)
+        work(g)
+        os.sync()
+        disk.hold(chosen, size)
+        with Waiting(g, disk, what) as waiting:
+            waiting.do(work, g)
+        waiting.judge(names, 1)
+    g.umount()
+    disk.remove()
+
+
+def moved(g: Guest) -> None:
+    """Names get inodes of the window that waits for a last block, and others leave it: none is missed."""
+    disk = Held(g)
+    names = make(g)
+    size = os.statvfs(g.mnt).f_bsize
+    last = blocks_of(g)[-1]
+    os.sync()
+    with pathlib.Path(disk.raw).open("rb") as raw:
+        raw.seek(last)
+        block = raw.read(size)
+    # Inode numbers rise in the order of creation, so the first names are in the first window and the last are not.
+    free = [n for n in names if os.fsencode(n) not in block]
+    pairs = list(zip(free[:200], free[-200:], strict=True))
+    g.want(len(names) > len(free), "no name in the last block: no test")
+
+    def swap() -> None:
+        for pair in pairs:
+            exchange(*(g.path(f"d/{n}") for n in pair))
+
+    g.again("commit=600")
+    disk.hold([last], size)
+    with Waiting(g, disk, "names exchanged") as waiting:
+        waiting.do(swap)
+    waiting.judge(names, 2)
+    g.umount()
+    disk.remove()
+
+
+def bad_block(g: Guest) -> None:
+    """A block of names that cannot be read: all others' names come, then the error, once, then the end."""
+    disk = Faulty(g)
+    names = make(g)
+    size = os.statvfs(g.mnt).f_bsize
+    blocks = blocks_of(g)
+    for number in (1, len(blocks) // 2, len(blocks) - 1):
+        g.umount()
+        disk.load(disk.unreadable([blocks[number]], size))
+        g.mount("errors=remount-ro")
+        for buf in (1000, 32768):
+            listing = Stream(g.path("d"), buf)
+            listing.to_end()
+            what = f"block {number} of {len(blocks)}, {buf} bytes a call"
+            missing = len(set(names) - set(listing.names))
+            g.want(0 < missing <= size // 24, f"{what}: {missing} of {len(names)} names are missing")
+            g.equal(len(listing.names), len(set(listing.names)), f"{what}: names, and different ones")
+            g.equal(listing.error and listing.error.errno, errno.EIO, f"{what}: error")
+            g.equal(listing.call(), False, f"{what}: a call after the error gives names")
+            os.close(listing.fd)
+        pathlib.Path(g.path("still-writable")).touch()
+        g.umount()
+        disk.load(disk.sound())
+        g.mount()
+    g.equal({n for n, _ in g.names()}, set(names), "names of the sound disk")
+    g.umount()
+    disk.remove()
+
+
+case("reader-moved", "reader", mkfs=("-b", "1024"), size="96M", cost=20, limit=600)(moved)
+case("reader-held", "reader", mkfs=("-b", "1024"), size="96M", cost=40, limit=600)(held)
+case("reader-bad-block", "reader", mkfs=("-b", "4096"), size="96M", allow=LOG, cost=20, limit=600)(bad_block)
