@@ -40,9 +40,8 @@ enum ext4_itree_stat {
 bool ext4_dir_has_itree(struct inode *dir);
 int ext4_itree_credits(struct inode *dir);
 int ext4_itree_reserve(handle_t *handle, struct inode *dir, u32 inserts);
-int ext4_itree_reserve_rename(handle_t *handle, struct inode *old_dir,
-			      bool whiteout, struct inode *new_dir,
-			      bool replace);
+void ext4_itree_reserve_rename(handle_t *handle, struct inode *old_dir,
+			       bool old_stays, struct inode *new_dir);
 void ext4_itree_add(handle_t *handle, struct inode *dir, u32 ino, u32 hash);
 u64 ext4_itree_entry_key(struct inode *dir, struct ext4_dir_entry_2 *de);
 void ext4_itree_remove(handle_t *handle, struct inode *dir, u64 key);

@@ -3,10 +3,10 @@
  * Keeping a directory's itree in step with the directory.
  *
  * The order of things in an operation: ext4_itree_reserve() obtains all space
- * the tree may need, and may fail the operation before anything has changed;
- * the directory entry changes; the tree follows in the same handle.  That
- * last step must not fail: if it cannot be done, the tree is dropped, which
- * costs speed but never a name.
+ * the tree may need, and may fail a create before anything has changed, but
+ * never a rename; the directory entry changes; the tree follows in the same
+ * handle.  That last step must not fail: if it cannot be done, the tree is
+ * dropped, which costs speed but never a name.
  */
 #include <linux/fs.h>
 #include <linux/buffer_head.h>
@@ -99,7 +99,7 @@ void ext4_itree_drop(handle_t *handle, struct inode *dir, const char *why)
 	if (!ext4_test_inode_flag(dir, EXT4_INODE_ITREE))
 		return;
 	if (why)
-		ext4_warning_inode(dir, "itree dropped: %s; run e2fsck -fD to have it rebuilt",
+		ext4_warning_inode(dir, "itree dropped: %s; run e4itree build or e2fsck -fD for a new one",
 				   why);
 	trace_ext4_itree_drop(dir);
 	ext4_itree_count(dir->i_sb, EXT4_ITREE_DROPS, 1);
@@ -117,6 +117,11 @@ static bool itree_fatal(int err)
 	return err == -EFSCORRUPTED || err == -EFSBADCRC || err == -EIO;
 }
 
+static bool no_space(int err)
+{
+	return err == -ENOSPC || err == -EDQUOT;
+}
+
 /* The tree could not follow the directory, which has changed already. */
 static void drop_failed(handle_t *handle, struct inode *dir, int err,
 			const struct itree *t)
@@ -125,8 +130,9 @@ static void drop_failed(handle_t *handle, struct inode *dir, int err,
 		ext4_itree_bad(dir, err, t);
 		ext4_itree_drop(handle, dir, NULL);
 	} else {
-		ext4_itree_drop(handle, dir, err == -ENOMEM ?
-				"out of memory" : "it cannot take the change");
+		ext4_itree_drop(handle, dir, err == -ENOMEM ? "out of memory" :
+				no_space(err) ? "no space for its nodes" :
+				"it cannot take the change");
 	}
 }
 
@@ -140,16 +146,8 @@ static bool drop_if_bad(handle_t *handle, struct inode *dir)
 	return true;
 }
 
-/**
- * ext4_itree_reserve - obtain the space that inserts into the tree may need
- * @handle: of the operation, with ext4_itree_credits()
- * @dir: i_rwsem held exclusively
- * @inserts: names that get a new key
- *
- * Returns 0 or the error to fail the operation with: -ENOSPC, -EDQUOT, or an
- * aborted journal.  A tree that cannot be used is dropped: no error.
- */
-int ext4_itree_reserve(handle_t *handle, struct inode *dir, u32 inserts)
+/* Obtains space; drops a tree that cannot be used.  Returns other errors. */
+static int reserve(handle_t *handle, struct inode *dir, u32 inserts)
 {
 	struct ext4_itree et;
 	int err;
@@ -173,25 +171,42 @@ int ext4_itree_reserve(handle_t *handle, struct inode *dir, u32 inserts)
 }
 
 /**
- * ext4_itree_reserve_rename - ext4_itree_reserve() for a rename
+ * ext4_itree_reserve - obtain the space that a new name's key may need
+ * @handle: of the operation, with ext4_itree_credits()
+ * @dir: i_rwsem held exclusively
+ * @inserts: names that get a new key
+ *
+ * Returns 0 or the error to fail the operation with: -ENOSPC, -EDQUOT, or an
+ * aborted journal.  A tree that cannot be used is dropped without an error.
+ * With "noitree", no operation fails for want of the tree's space.
+ */
+int ext4_itree_reserve(handle_t *handle, struct inode *dir, u32 inserts)
+{
+	int err = reserve(handle, dir, inserts);
+
+	return no_space(err) && test_opt2(dir->i_sb, NOITREE) ? 0 : err;
+}
+
+/**
+ * ext4_itree_reserve_rename - obtain the space that a rename's keys may need
  * @handle: of the rename, with ext4_itree_credits()
  * @old_dir: directory of the old name
+ * @old_stays: the old name stays and gets a new inode
  * @new_dir: directory of the new name
- * @whiteout: the old name gets a new inode (and back, if the rename fails)
- * @replace: the new name exists and gets a new inode
+ *
+ * Best effort.  A rename is how a mail or a file is saved, and stock ext4
+ * needs no space to let a name have another inode.  Where the tree finds no
+ * room, ext4_itree_renumber() or ext4_itree_add() drops it.
  */
-int ext4_itree_reserve_rename(handle_t *handle, struct inode *old_dir,
-			      bool whiteout, struct inode *new_dir,
-			      bool replace)
+void ext4_itree_reserve_rename(handle_t *handle, struct inode *old_dir,
+			       bool old_stays, struct inode *new_dir)
 {
-	u32 old_inserts = whiteout ? 2 : 0;
-	int err;
-
-	if (old_dir == new_dir)
-		return ext4_itree_reserve(handle, old_dir,
-					  old_inserts + replace);
-	err = ext4_itree_reserve(handle, old_dir, old_inserts);
-	return err ? err : ext4_itree_reserve(handle, new_dir, replace);
+	if (old_dir == new_dir) {
+		reserve(handle, old_dir, 1 + old_stays);
+		return;
+	}
+	reserve(handle, old_dir, old_stays);
+	reserve(handle, new_dir, 1);
 }
 
 /* --- names and their keys --- */
@@ -546,6 +561,22 @@ static int delete_key(struct ext4_itree *et, u64 key)
 	return err;
 }
 
+/*
+ * Without space for the new key, the old one goes first: a node that this
+ * frees, or the entry, may be all that is needed.
+ */
+static int replace_key(struct ext4_itree *et, u64 old_key, u64 key)
+{
+	int err = insert_key(et, key);
+
+	if (!err)
+		return delete_key(et, old_key);
+	if (err != -ENOSPC)
+		return err;
+	err = delete_key(et, old_key);
+	return err ? err : insert_key(et, key);
+}
+
 /**
  * ext4_itree_add - a name has been added to the directory
  * @dir: i_rwsem held exclusively
@@ -681,10 +712,7 @@ void ext4_itree_renumber(handle_t *handle, struct inode *dir,
 	}
 	err = ext4_itree_open(&et, handle, dir);
 	if (!err) {
-		/* First the one that may need space. */
-		err = insert_key(&et, key);
-		if (!err)
-			err = delete_key(&et, old_key);
+		err = replace_key(&et, old_key, key);
 		ext4_itree_close(&et);
 	}
 	if (err)

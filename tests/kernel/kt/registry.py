@@ -13,7 +13,7 @@ REPO = pathlib.Path(__file__).resolve().parents[3]
 MODULES = (
     "matrix", "ops", "scans", "space", "modes", "corrupt", "crash", "roundtrip", "online", "resume", "power", "damaged",
     "tools", "scrub", "faults", "neighbours", "dentries", "memory",
-    "checksums", "onehash", "positions", "reader",
+    "checksums", "onehash", "positions", "reader", "renames",
 )  # fmt: skip
 
 
@@ -84,7 +84,7 @@ BY_DEFAULT = {
     "scans": "over-1k-1000 over-many-1k over-small-* loop-*-3000 rm-loop-1k seek-1k seek-anew seek-small reader32-* "
     "stress-4k tiny-* rewind-* morph-1k hold-* collide-over dentries-* lookups-* noreuse "
     "longer-* grown-tree",
-    "space": "enospc-1k enospc-1k-names enospc-4k edquot-1k enospc-build-1024",
+    "space": "enospc-1k enospc-1k-names enospc-4k edquot-1k enospc-build-1024 reader-space-*",
     "crash": "crash-fastcommit-1k crash-journal-4k-logflush crash-orphan-file-1k checksums-1k-journal checksums-4k",
     "roundtrip": "roundtrip-kernel-first-1k roundtrip-tools-first-4k",
     "online": "online-build-4k online-build-1k-small online-build-fastcommit online-build-crypt-casefold "

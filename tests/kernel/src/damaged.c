@@ -62,20 +62,10 @@ static void on_alarm(int sig)
 	die("no end: %s", d.text);
 }
 
-static u32 tree_state(int fd)
-{
-	struct ext4_itree_args a = { .ia_version = EXT4_ITREE_IOC_VERSION,
-				     .ia_op = EXT4_ITREE_OP_STAT };
-
-	if (ioctl(fd, EXT4_IOC_ITREE, &a))
-		die("EXT4_IOC_ITREE: %s", d.text);
-	return a.ia_state;
-}
-
 static bool sound(int fd)
 {
-	return (tree_state(fd) & (EXT4_ITREE_HAS_TREE | EXT4_ITREE_BAD)) ==
-	       EXT4_ITREE_HAS_TREE;
+	return (tree_call(fd, EXT4_ITREE_OP_STAT) &
+		(EXT4_ITREE_HAS_TREE | EXT4_ITREE_BAD)) == EXT4_ITREE_HAS_TREE;
 }
 
 /* Every name, once; n of the model for each. */

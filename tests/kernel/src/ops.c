@@ -61,6 +61,33 @@ const char *op_name(int op)
 	return op_names[op];
 }
 
+/* Renames may drop a tree that has no room; nothing else may. */
+bool op_is_rename(int op)
+{
+	return op >= OP_RENAME && op <= OP_REFUSED;
+}
+
+/*
+ * Adding a name may take a block, of the directory or of its tree.  Where names
+ * only get other inodes or go, stock ext4 needs none.
+ */
+bool op_needs_space(int op)
+{
+	switch (op) {
+	case OP_OVER:
+	case OP_OVERDIR:
+	case OP_EXCHANGE:
+	case OP_EXACROSS:
+	case OP_SAME:
+	case OP_REFUSED:
+	case OP_UNLINK:
+	case OP_RMDIR:
+		return false;
+	default:
+		return true;
+	}
+}
+
 static int rename2(int from, const char *old, int to, const char *new,
 		   unsigned int flags)
 {
@@ -371,6 +398,7 @@ int op_random(struct dirs *d, int grow)
 		b = a;
 	}
 	t = (struct two){ d->m[a], d->m[b], d->fd[a], d->fd[b] };
+	d->last = op;
 	switch (op) {
 	case OP_RENAME:
 	case OP_ACROSS:

@@ -11,8 +11,11 @@
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
 
+#include "../../../kernel/fs/ext4/itree_ioctl.h"
+
 #define FAILURES 14 /* of each amount of space left */
 #define TESTER 1000 /* whose quota it is */
+#define ROOM 400 /* blocks for a tree */
 
 static int ballast_fd;
 static u64 block;
@@ -81,6 +84,26 @@ static u64 quota_used(const char *dev)
 	return q.dqb_curspace;
 }
 
+/* Trees for directories that have lost theirs, with room for them. */
+static void build_trees(struct dirs *d, const char *dev, bool quota, u64 *built)
+{
+	off_t room = ROOM * block, size;
+
+	for (int i = 0; i < d->n; i++) {
+		if (has_tree(d->fd[i]))
+			continue;
+		size = lseek(ballast_fd, 0, SEEK_END);
+		if (quota ? quota_set(dev, 0)
+			  : size > room && ftruncate(ballast_fd, size - room))
+			die("making room for a tree");
+		settle();
+		if (!(tree_call(d->fd[i], EXT4_ITREE_OP_BUILD) &
+		      EXT4_ITREE_HAS_TREE))
+			bad("no tree of directory %d could be built", i);
+		++*built;
+	}
+}
+
 static void list_all(struct dirs *d, struct opts *o, u64 k)
 {
 	char what[64];
@@ -91,14 +114,17 @@ static void list_all(struct dirs *d, struct opts *o, u64 k)
 		sprintf(what, "dir %d with %llu blocks left", i,
 			(unsigned long long)k);
 		c.what = what;
+		c.order = c.order && has_tree(d->fd[i]);
+		c.cookies = c.cookies && c.order;
 		check_list(d->fd[i], d->m[i], &c);
 	}
 }
 
 /*
  * With k blocks left, for every k up to --n: random steps until they fail
- * FAILURES times; each failure leaves everything as it was. Deleting never
- * fails. --mode enospc | edquot (--aux: the device). --m: names to begin
+ * FAILURES times; each failure leaves everything as it was. Deleting, and
+ * giving names other inodes, never fails. A rename may drop the tree, which is
+ * built again for the next k; nothing else may. --mode enospc | edquot (--aux: the device). --m: names to begin
  * with, in two directories.
  */
 int cmd_space(struct opts *o)
@@ -106,7 +132,8 @@ int cmd_space(struct opts *o)
 	struct dirs d = { .n = 2, .style = o->style };
 	bool quota = !strcmp(o->mode, "edquot");
 	int want = quota ? EDQUOT : ENOSPC;
-	u64 failed[24] = {}, ok = 0, total = 0;
+	u64 failed[24] = {}, ok = 0, total = 0, built = 0, without = 0;
+	bool had[2] = {};
 	char path[4096];
 
 	rng_seed(&d.rng, o->seed);
@@ -138,9 +165,10 @@ int cmd_space(struct opts *o)
 	for (u64 k = 0; k <= o->n && findings < 20; k++) {
 		u32 fails = 0;
 
+		if (quota && seteuid(0))
+			die("seteuid");
+		build_trees(&d, o->aux, quota, &built);
 		if (quota) {
-			if (seteuid(0))
-				die("seteuid");
 			settle();
 			if (quota_set(o->aux, quota_used(o->aux) + k * block))
 				die("Q_SETQUOTA");
@@ -159,6 +187,13 @@ int cmd_space(struct opts *o)
 			int op, err;
 
 			total++;
+			for (int i = 0; i < d.n; i++) {
+				bool has = has_tree(d.fd[i]);
+
+				if (had[i] && !has && !op_is_rename(d.last))
+					bad("%s drops a tree", op_name(d.last));
+				had[i] = has;
+			}
 			if (!ret) {
 				ok++;
 				continue;
@@ -171,8 +206,7 @@ int cmd_space(struct opts *o)
 				bad("%llu blocks left, %s: %s, not %s",
 				    (unsigned long long)k, op_name(op),
 				    strerror(err), strerror(want));
-			if (!strcmp(op_name(op), "unlink") ||
-			    !strcmp(op_name(op), "rmdir"))
+			if (!op_needs_space(op))
 				bad("%s needs space", op_name(op));
 			failed[op]++;
 			fails++;
@@ -198,8 +232,12 @@ int cmd_space(struct opts *o)
 		sprintf(path, "%s.%d", o->model, i);
 		model_save(d.m[i], path);
 	}
+	for (int i = 0; i < d.n; i++)
+		without += !has_tree(d.fd[i]);
 	stat_num("steps", total);
 	stat_num("done", ok);
+	stat_num("built", built);
+	stat_num("without_tree", without);
 	for (int i = 0; i < op_count; i++) {
 		char key[48];
 

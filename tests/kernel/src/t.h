@@ -138,6 +138,10 @@ int open_dir(const char *path);
 u64 ino_at(int dirfd, const char *name);
 u8 type_at(int dirfd, const char *name);
 
+/* EXT4_IOC_ITREE; returns ia_state. */
+u32 tree_call(int dirfd, u32 op);
+bool has_tree(int dirfd);
+
 /* One modifying step on a directory, with the model kept in step. */
 struct dirs {
 	struct model *m[4];
@@ -148,9 +152,12 @@ struct dirs {
 	bool user; /* not root: no device nodes */
 	u64 done[24];
 	u64 refused;
+	int last; /* the step that was done last */
 };
 
 int op_random(struct dirs *d, int grow);
+bool op_is_rename(int op);
+bool op_needs_space(int op);
 const char *op_name(int op);
 extern const int op_count;
 

@@ -4,8 +4,11 @@
 
 #include <ctype.h>
 #include <dirent.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+
+#include "../../../kernel/fs/ext4/itree_ioctl.h"
 
 #define SHOWN 12
 
@@ -482,6 +485,21 @@ u64 ino_at(int dirfd, const char *name)
 	struct stat st;
 
 	return fstatat(dirfd, name, &st, AT_SYMLINK_NOFOLLOW) ? 0 : st.st_ino;
+}
+
+u32 tree_call(int dirfd, u32 op)
+{
+	struct ext4_itree_args a = { .ia_version = EXT4_ITREE_IOC_VERSION,
+				     .ia_op = op };
+
+	if (ioctl(dirfd, EXT4_IOC_ITREE, &a))
+		die("EXT4_IOC_ITREE, operation %u", op);
+	return a.ia_state;
+}
+
+bool has_tree(int dirfd)
+{
+	return tree_call(dirfd, EXT4_ITREE_OP_STAT) & EXT4_ITREE_HAS_TREE;
 }
 
 u8 type_at(int dirfd, const char *name)
