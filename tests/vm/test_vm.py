@@ -52,6 +52,7 @@ def processes_with(text):
         "rcu: INFO: rcu_preempt self-detected stall on CPU",
         "Kernel panic - not syncing: Fatal exception",
         "EXT4-fs error (device vda): ext4_lookup:1855: inode #2: comm ls: bad",
+        "EXT4-fs warning (device vda): ext4_itree_bad:82: inode #12: comm ls: itree block 0: wrong checksum",
         "UBSAN: array-index-out-of-bounds in fs/ext4/itree.c:1:2",
         "refcount_t: underflow; use-after-free.",
     ],

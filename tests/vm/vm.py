@@ -65,6 +65,7 @@ PROBLEMS = re.compile(
     | ^refcount_t: | ^list_(?:add|del)\ corruption
     | Out\ of\ memory:\ | Memory\ cgroup\ out\ of\ memory:
     | EXT4-fs\ error
+    | EXT4-fs\ warning\ .*\ itree\ block\       # a tree that cannot be read or breaks a rule
     """,
     re.VERBOSE,
 )

@@ -67,9 +67,15 @@ int ext4_itree_credits(struct inode *dir)
 	return 2 * (INSERT_CREDITS + DELETE_CREDITS);
 }
 
-/*
- * A tree that cannot be read or breaks a rule: tell it the ext4 way, with the
- * directory and the block.  @t may be NULL.
+/**
+ * ext4_itree_bad - a tree cannot be read or breaks a rule
+ * @dir: its directory; i_rwsem held
+ * @err: -EIO, -EFSCORRUPTED, -EFSBADCRC
+ * @t: the tree, which may know why, or NULL
+ *
+ * The directory does not need its tree, so this is no ext4_error(): neither
+ * errors=remount-ro nor errors=panic apply.  The log names the directory and
+ * the block, and the superblock keeps that a check is due.
  */
 void ext4_itree_bad(struct inode *dir, int err, const struct itree *t)
 {
@@ -78,9 +84,11 @@ void ext4_itree_bad(struct inode *dir, int err, const struct itree *t)
 
 	ext4_set_inode_state(dir, EXT4_STATE_ITREE_BAD);
 	ext4_itree_readers_doubt(dir);
-	EXT4_ERROR_INODE_ERR(dir, -err,
-			     "itree block %u: %s (error %d); not used any more, run e2fsck",
-			     lblk - ITREE_SEG_START, why, err);
+	if (ext4_forced_shutdown(dir->i_sb))
+		return;
+	ext4_warning_inode(dir, "itree block %u: %s (error %d); ignored, run e2fsck",
+			   lblk - ITREE_SEG_START, why, err);
+	ext4_inode_check_due(dir, -err, __func__, __LINE__);
 }
 
 /**
@@ -99,7 +107,7 @@ void ext4_itree_drop(handle_t *handle, struct inode *dir, const char *why)
 	if (!ext4_test_inode_flag(dir, EXT4_INODE_ITREE))
 		return;
 	if (why)
-		ext4_warning_inode(dir, "itree dropped: %s; run e4itree build or e2fsck -fD for a new one",
+		ext4_warning_inode(dir, "itree dropped: %s; e4itree build makes a new one",
 				   why);
 	trace_ext4_itree_drop(dir);
 	ext4_itree_count(dir->i_sb, EXT4_ITREE_DROPS, 1);

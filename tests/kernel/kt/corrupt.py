@@ -8,6 +8,8 @@ import pathlib
 import re
 import struct
 
+from kt import itree_ioctl as io
+from kt.faults import Faulty
 from kt.guest import Guest
 from kt.registry import case
 from kt.scans import hold
@@ -15,7 +17,8 @@ from kt.scans import hold
 MAGIC = 0x45525449
 HEAD = 16
 ROOT_INFO = 32
-LOG = (r"EXT4-fs error \(device (?:vd|ubd)\w+\)", r"EXT4-fs \((?:vd|ubd)\w+\): error count")
+DEVICE = r"\((?:device )?(?:vd|ubd|dm-|loop)\w+\)"
+BAD_TREE = (rf"EXT4-fs warning {DEVICE}: .* itree block ", rf"EXT4-fs {DEVICE}: error count")
 
 
 def nodes(raw: dict[int, bytes]) -> tuple[list[int], list[int]]:
@@ -66,6 +69,15 @@ def damage(kind: str, data: bytearray, rng: int) -> None:
         struct.pack_into("<I", data, at + 8, 0xFFFFFFF0)
     else:
         raise ValueError(kind)
+
+
+def want_told(g: Guest, ino: int) -> None:
+    """The log names the directory, and has no error: for that, errors= would want a remount or a panic."""
+    log = g.log()
+    told = re.findall(r"EXT4-fs warning .* itree block .*", log)
+    g.want(bool(told), "nothing in the kernel log")
+    g.want(not told or any(f"inode #{ino}:" in x for x in told), f"no line names inode {ino}: {told[:3]}")
+    g.want("EXT4-fs error" not in log, "an error in the kernel log: " + log[-300:])
 
 
 def corrupt(g: Guest) -> None:
@@ -124,12 +136,7 @@ def corrupt(g: Guest) -> None:
         read()
     g.equal(g.has_tree(d), False, "itree flag after changes")
     g.want(g.counter("drops") >= 1, f"itree_drops is {g.counter('drops')}")
-    found = re.findall(r"EXT4-fs error .*", g.log())
-    g.want(bool(found), "nothing in the kernel log")
-    g.want(
-        not found or any(f"#{ino}" in x or f"inode {ino}" in x for x in found),
-        f"no error names inode {ino}: {found[:3]}",
-    )
+    want_told(g, ino)
     g.t("lookup", "--dir", d, "--model", g.model())
     g.again("errors=continue")
     read()
@@ -144,7 +151,7 @@ def _row(where: str, kind: str, first: str, features: str = "", bs: int = 1024) 
     tag = "-nocsum" if features else ""
     case(
         f"corrupt-{where}-{kind}-{first}{tag}", "corrupt", {"where": where, "kind": kind, "first": first},
-        features=features, mkfs=("-b", str(bs)), size="64M", allow=LOG, fsck="repair", cost=8,
+        features=features, mkfs=("-b", str(bs)), size="64M", allow=BAD_TREE, fsck="repair", cost=8,
     )(corrupt)  # fmt: skip
 
 
@@ -164,30 +171,89 @@ _row("leaf", "zero", "scan", NOCSUM)
 _row("leaf", "hash", "scan", NOCSUM)
 
 
-def errors_ro(g: Guest) -> None:
-    """errors=remount-ro: the damage makes the file system read-only, names stay readable."""
+def damage_block(g: Guest, how: str, where: str, d: str):
+    """Makes a block of the tree unreadable or corrupt; returns what ends that, if anything has to."""
+    mapped = Faulty(g)
+    g.mount()
+    bsize, blocks = os.statvfs(g.mnt).f_bsize, g.tree_blocks(d)
+    g.umount()
+    with open(g.dev, "r+b", buffering=0) as disk:
+        leaves, index = nodes({b: os.pread(disk.fileno(), bsize, at) for b, at in blocks.items()})
+        at = blocks[index[0] if where == "root" else leaves[len(leaves) // 2]]
+        if how == "corrupt":
+            os.pwrite(disk.fileno(), b"\0" * 64, at)
+            os.fsync(disk.fileno())
+    g.settle()
+    if how == "unreadable":
+        mapped.load(mapped.unreadable([at], bsize))
+    return mapped
+
+
+def superblock(g: Guest) -> dict[str, str]:
+    lines = g.run(g.tool("dumpe2fs"), "-h", g.dev).stdout.splitlines()
+    return {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in lines)}
+
+
+def bad_tree(g: Guest) -> None:
+    """A bad tree costs a line in the log: no remount, no panic, no name; the next boot checks and repairs it."""
     g.mount()
     d = g.path()
     g.t("fill", "--dir", d, "--model", g.model(), "--n", 2500)
     g.want_tree(d)
-    blocks = g.tree_blocks(d)
+    ino, names = os.stat(d).st_ino, g.names()
     g.umount()
-    with open(g.dev, "r+b", buffering=0) as disk:
-        os.pwrite(disk.fileno(), b"\0" * 64, blocks[0x80000000])
-        os.fsync(disk.fileno())
-    g.settle()
-    g.mount("errors=remount-ro")
+    mapped = damage_block(g, g.p["how"], g.p["where"], d)
+    g.mount(f"errors={g.p['errors']}")
+    g.equal(superblock(g)["Filesystem state"], "clean", "state before the tree was read")
+    if g.p["first"] == "read":
+        g.t("list", "--dir", d, "--model", g.model())
+    for number in range(300):
+        g.run_quiet(os.mknod, f"{d}/new{number}")
+        g.run_quiet(os.rename, f"{d}/new{number}", f"{d}/other{number}")
+        g.run_quiet(os.unlink, f"{d}/other{number}")
+    for name in [name for name, _ in names][::7]:
+        if os.path.isfile(f"{d}/{name}") and not os.path.islink(f"{d}/{name}"):
+            g.run_quiet(os.link, f"{d}/{name}", f"{d}/{name[:200]}-link")
+            g.run_quiet(os.unlink, f"{d}/{name[:200]}-link")
     g.t("list", "--dir", d, "--model", g.model())
     g.t("lookup", "--dir", d, "--model", g.model())
+    # The rest of the volume is as it was.
+    g.run_quiet(os.mkdir, g.path("elsewhere"))
+    with open(g.path("elsewhere/file"), "wb") as file:
+        file.write(b"x" * 5000)
+        g.run_quiet(os.fsync, file.fileno())
     line = [x for x in pathlib.Path("/proc/mounts").read_text().splitlines() if f" {g.mnt} " in x][0]
-    g.stats["read_only"] = int("ro" in line.split()[3].split(","))
-    g.want("EXT4-fs error" in g.log(), "nothing in the kernel log")
+    g.want("rw" in line.split()[3].split(","), f"not mounted read-write any more: {line}")
+    want_told(g, ino)
+    os.sync()
+    found = superblock(g)
+    g.want("with errors" in found["Filesystem state"], f"state while mounted: {found['Filesystem state']}")
+    g.umount()
+    found = superblock(g)
+    g.want("with errors" in found["Filesystem state"], f"state after umount: {found['Filesystem state']}")
+    g.equal(found.get("First error inode #"), str(ino), "inode of the first error")
+    mapped.load(mapped.sound())
+    # As at boot: without a question.
+    res = g.run(g.tool("e2fsck"), "-p", g.dev, check=False)
+    g.equal(res.returncode, 1, f"e2fsck -p: {res.stdout.strip()[-300:]}")
+    g.equal(superblock(g)["Filesystem state"], "clean", "state after e2fsck -p")
+    g.mount()
+    if not g.has_tree(d):  # a writer has dropped it
+        io.itree(d, io.BUILD)
+    g.listing()
+    g.equal(g.names(), names, "names after e2fsck")
+    g.umount()
+    mapped.remove()
 
 
-case(
-    "corrupt-errors-ro", "corrupt", {}, mkfs=("-b", "1024"), size="64M",
-    allow=(*LOG, "Remounting filesystem read-only"), fsck="repair",
-)(errors_ro)  # fmt: skip
+for _errors in ("remount-ro", "panic"):
+    for _how in ("unreadable", "corrupt"):
+        for _where, _first in (("root", "read"), ("leaf", "read"), ("leaf", "write")):
+            case(
+                f"reader-badtree-{_errors}-{_how}-{_where}-{_first}", "corrupt",
+                {"errors": _errors, "how": _how, "where": _where, "first": _first}, mkfs=("-b", "1024"), size="64M",
+                allow=(*BAD_TREE, "Buffer I/O error", "I/O error, dev"), cost=4,
+            )(bad_tree)  # fmt: skip
 
 
 def htree_root(g: Guest) -> None:
@@ -222,5 +288,5 @@ def htree_root(g: Guest) -> None:
 
 case(
     "corrupt-htree-root", "corrupt", {}, features="^metadata_csum", mkfs=("-b", "1024"), size="64M", fsck="repair",
-    allow=(*LOG, r"EXT4-fs warning \(device (?:vd|ubd)\w+\)"),
+    allow=(*BAD_TREE, r"EXT4-fs (error|warning) \(device (?:vd|ubd)\w+\)"),
 )(htree_root)  # fmt: skip

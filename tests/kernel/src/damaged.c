@@ -242,7 +242,7 @@ static void one(const char *dev)
 	say(d.text);
 	alarm(d.fsck ? LONGEST_FSCK : LONGEST);
 	lseek(d.log, 0, SEEK_END);
-	up(dev, "errors=continue");
+	up(dev, "errors=remount-ro");
 	for (u32 n = 0; n < DIRS; n++)
 		ino[n] = ino_at(AT_FDCWD, d.dir[n]);
 	/* Every second image is changed before it was listed. */
