@@ -331,6 +331,8 @@ def test_usage_type_yields_to_the_command_line(tmp_path):
         (["-t", "ext4", "-O", "itree,^dir_index"], "itree feature without dir_index"),
         (["-T", "backup", "-O", "^dir_index"], "itree feature without dir_index"),
         (["-t", "ext4", "-o", "hurd", "-O", "itree,extent,dir_index"], "HURD does not support the itree"),
+        (["-t", "ext4", "-O", "itree,fast_commit"], "itree and fast_commit features are not compatible"),
+        (["-T", "mail", "-O", "fast_commit"], "itree and fast_commit features are not compatible"),
         (["-t", "ext4", "-O", "itree", "-r", "0"], "-r option has been removed"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -61,6 +61,34 @@ def test_tune2fs_keeps_what_the_feature_needs(one):
     one.clean()
 
 
+def test_tune2fs_keeps_fast_commits_away(one):
+    before = one.path.read_bytes()
+    for words in ("fast_commit", "^itree,itree,fast_commit"):
+        code, out = run("tune2fs", "-O", words, one.path, ok=None)
+        assert code != 0 and "not compatible" in out, words
+        assert one.path.read_bytes() == before
+    run("tune2fs", "-O", "^itree,fast_commit", one.path)
+    assert {"itree", "fast_commit"} & set(features(one)) == {"fast_commit"}
+    one.clean()
+    code, out = run("tune2fs", "-O", "itree", one.path, ok=None)
+    assert code != 0 and "not compatible" in out
+    run("tune2fs", "-O", "itree,^fast_commit", one.path)
+    assert {"itree", "fast_commit"} & set(features(one)) == {"itree"}
+    one.clean()
+
+
+def test_tune2fs_works_with_both_features(one):
+    """As set by a release of before: everything else goes on to work, and each can be cleared."""
+    one.debugfs("feature fast_commit", write=True)
+    assert {"itree", "fast_commit"} <= set(features(one))
+    run("tune2fs", "-c", "7", one.path)
+    one.exact()
+    run("tune2fs", "-O", "^fast_commit", one.path)
+    assert {"itree", "fast_commit"} & set(features(one)) == {"itree"}
+    one.clean()
+    one.exact()
+
+
 @pytest.mark.parametrize("args", [("-O", "^metadata_csum"), ("-U", "random"), ("-O", "metadata_csum_seed")])
 def test_tune2fs_changes_checksums(one, args):
     names = one.names()

@@ -114,8 +114,6 @@ void ext4_itree_drop(handle_t *handle, struct inode *dir, const char *why)
 	ext4_clear_inode_flag(dir, EXT4_INODE_ITREE);
 	ext4_clear_inode_state(dir, EXT4_STATE_ITREE_ROOM);
 	ext4_set_inode_state(dir, EXT4_STATE_ITREE_NOBUILD);
-	/* A fast commit would not carry the flag. */
-	ext4_fc_mark_ineligible(dir->i_sb, EXT4_FC_REASON_ITREE, handle);
 	if (ext4_mark_inode_dirty(handle, dir))
 		ext4_std_error(dir->i_sb, -EIO);
 }
@@ -514,8 +512,6 @@ static void build(handle_t *handle, struct inode *dir)
 		return;
 	}
 	ext4_set_inode_flag(dir, EXT4_INODE_ITREE);
-	/* Replay of a fast commit would not find the flag. */
-	ext4_fc_mark_ineligible(dir->i_sb, EXT4_FC_REASON_ITREE, handle);
 	err = ext4_mark_inode_dirty(handle, dir);
 	if (err)
 		ext4_std_error(dir->i_sb, err);

@@ -143,17 +143,11 @@ handle_t *ext4_itree_start(struct inode *dir)
 {
 	journal_t *journal = EXT4_SB(dir->i_sb)->s_journal;
 	int credits = 256;
-	handle_t *handle;
 
 	if (journal)
 		credits = clamp(journal->j_max_transaction_buffers / 4,
 				STEP_CREDITS + 8, credits);
-	handle = ext4_journal_start(dir, EXT4_HT_DIR, credits);
-	/* Replay of a fast commit would not know what to make of it. */
-	if (!IS_ERR(handle))
-		ext4_fc_mark_ineligible(dir->i_sb, EXT4_FC_REASON_ITREE,
-					handle);
-	return handle;
+	return ext4_journal_start(dir, EXT4_HT_DIR, credits);
 }
 
 /* Has the handle too little room for one more step? */

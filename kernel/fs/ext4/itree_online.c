@@ -84,7 +84,6 @@ static int free_from(struct inode *dir, ext4_lblk_t first)
 				    ext4_writepage_trans_blocks(dir));
 	if (IS_ERR(handle))
 		return PTR_ERR(handle);
-	ext4_fc_mark_ineligible(dir->i_sb, EXT4_FC_REASON_ITREE, handle);
 	down_write(&EXT4_I(dir)->i_data_sem);
 	ext4_discard_preallocations(dir);
 	ext4_es_remove_extent(dir, first, EXT_MAX_BLOCKS - first);

@@ -64,6 +64,8 @@ class Guest:
         self.children: list[subprocess.Popen] = []
         self.order = [] if job["plain"] else ["--order", "--cookies"]
         self.compat = not UML
+        # The volume has fast_commit and the itree: the kernel has to do without fast commits.
+        self.both = case.fast_commit and case.itree and job["itree"]
 
     # --- results
 
@@ -169,8 +171,14 @@ class Guest:
             raise Failed(f"mount -o {opts or 'defaults'}: {res.stderr.strip()}")
         self.mounted = True
 
+    def want_no_fast_commits(self) -> None:
+        stats = pathlib.Path(f"/proc/fs/ext4/{os.path.basename(self.dev)}/fc_info").read_text()
+        self.want("\n0 commits\n" in stats, f"fast commits on a volume with trees: {stats.splitlines()[:3]}")
+
     def umount(self) -> None:
         if self.mounted:
+            if self.both:
+                self.want_no_fast_commits()
             self.run("umount", self.mnt, timeout=300)
             self.mounted = False
 

@@ -122,3 +122,12 @@ def old_kernel_reads(image: pathlib.Path, share: pathlib.Path, helper: pathlib.P
         elif not res.stderr.strip():
             fails.append("read-write is refused without a word")
     return fails
+
+
+def old_kernel_replays(image: pathlib.Path, share: pathlib.Path, helper: pathlib.Path) -> list[str]:
+    """A read-only mount replays the journal; e2fsck, which comes next, compares the trees with their directories."""
+    if host_has_itree():
+        raise Skip("the host's own kernel knows the itree")
+    with mounted(image, "ro") as (_, at):
+        models = [(at / f"d{i}", share / f"d.model.must.{i}") for i in range(2)]
+        return sum((_list(helper, "list", "--dir", d, "--model", m, "--subset") for d, m in models), [])

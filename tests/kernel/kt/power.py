@@ -148,6 +148,10 @@ def work(g: Guest, rec: Recorder) -> None:
 # --- after a cut
 
 
+def fast_commits(g: Guest) -> bool:
+    return g.case.fast_commit and not g.both
+
+
 def directories(g: Guest) -> list[str]:
     found = []
     for top, subs, _ in os.walk(g.mnt):
@@ -182,7 +186,7 @@ def look(g: Guest, cut: logwrites.Cut, acked: set[str]) -> None:
             io.itree(d, io.BUILD)
             a = io.itree(d, io.CHECK)
             g.want(a.state & io.HAS_TREE and (a.missing, a.extra) == (0, 0), f"the build after the cut: {a}")
-    g.fsck(KNOWN if g.p["fast"] else "")
+    g.fsck(KNOWN if fast_commits(g) else "")
     g.stats[cut.kind] = g.stats.get(cut.kind, 0) + 1
 
 
@@ -191,7 +195,7 @@ def only_e2fsck(g: Guest, image: pathlib.Path) -> None:
     e2fsck = g.tool("e2fsck")
     # Fast commits: what e2fsck 1.47.2 makes of them it has to repair itself (tests/kernel/README.md).
     # Builds that were cut off leave blocks that only a full check looks for.
-    repair = g.p["fast"] or "rebuild" in g.p["threads"]
+    repair = fast_commits(g) or "rebuild" in g.p["threads"]
     res = g.run(e2fsck, "-fy" if repair else "-y", image, check=False)
     g.want(res.returncode in (0, 1), f"e2fsck: exit code {res.returncode}: {res.stdout[-300:]}")
     g.want(repair or "itree" not in res.stdout, f"e2fsck -y repairs trees: {res.stdout[-500:]}")
@@ -300,10 +304,7 @@ def power(g: Guest) -> None:
 def _row(id_: str, seed: int, features: str, bs: int, threads: tuple[str, ...], **more) -> None:
     case(
         f"power-{id_}", "power",
-        {
-            "seed": seed, "threads": threads, "procs": 2, "plan": "60,900,200,700,0",
-            "fast": "fast_commit" in features, **more,
-        },
+        {"seed": seed, "threads": threads, "procs": 2, "plan": "60,900,200,700,0", **more},
         features=features, mkfs=("-b", str(bs), "-J", "size=8"), size="96M", memory="2G", cost=120, limit=1500,
     )(power)  # fmt: skip
 

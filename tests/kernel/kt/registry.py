@@ -50,6 +50,11 @@ class Case:
     slow: bool = False
     full: str = ""  # why it takes ITREE_FULL=1 to run it
 
+    @property
+    def fast_commit(self) -> bool:
+        """Is that feature set? No tool sets it together with the itree; the runner does, as on a volume from before."""
+        return "fast_commit" in self.features.split(",")
+
     def planned(self, full: bool) -> range:
         """The seeds of this run."""
         return self.seeds if full or not self.few else self.seeds[: self.few]
@@ -85,7 +90,8 @@ BY_DEFAULT = {
     "stress-4k tiny-* rewind-* morph-1k hold-* collide-over dentries-* lookups-* noreuse "
     "longer-* grown-tree",
     "space": "enospc-1k enospc-1k-names enospc-4k edquot-1k enospc-build-1024 reader-space-*",
-    "crash": "crash-fastcommit-1k crash-journal-4k-logflush crash-orphan-file-1k checksums-1k-journal checksums-4k",
+    "crash": "crash-fastcommit-1k crash-journal-4k-logflush crash-orphan-file-1k checksums-1k-journal checksums-4k "
+    "reader-fastcommit",
     "roundtrip": "roundtrip-kernel-first-1k roundtrip-tools-first-4k",
     "online": "online-build-4k online-build-1k-small online-build-fastcommit online-build-crypt-casefold "
     "online-busy-1k online-busy-fastcommit online-hammer online-scans online-power-fastcommit online-cancel "

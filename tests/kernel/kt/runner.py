@@ -221,12 +221,15 @@ class Runner:
                 self.plan_damage(ready, c.planned(FULL), share / "damage")
             return
         subprocess.run(["truncate", "-s", c.size, image], check=True)
-        features = ",".join(x for x in (c.features, "itree" if self.itree and c.itree else "") if x)
+        itree = self.itree and c.itree
+        features = ",".join(x for x in (c.features, "itree" if itree and not c.fast_commit else "") if x)
         cmd = [tool("mke2fs"), "-q", "-F", "-t", "ext4", "-U", "69747265-6500-4000-8000-000000000001"]
         cmd += [*(["-O", features] if features else []), *c.mkfs, image]
         res = subprocess.run(cmd, capture_output=True, text=True, check=False)
         if res.returncode:
             raise RuntimeError(f"mke2fs for {c.id}: {res.stderr.strip()}\n{cmd}")
+        if itree and c.fast_commit:
+            subprocess.run([tool("debugfs"), "-w", "-R", "feature itree", image], capture_output=True, check=True)
 
     @staticmethod
     def plan_damage(image: pathlib.Path, seeds, out: pathlib.Path) -> None:
