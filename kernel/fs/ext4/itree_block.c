@@ -75,11 +75,15 @@ static void take_bh(struct itree_buf *buf, struct buffer_head *bh)
 	buf->priv = bh;
 }
 
-/*
- * A node that is in memory and has been verified there; NULL: read it.  Saves
- * looking its block up with all checks, which were made when it was read.
+/**
+ * ext4_itree_cached_block - a directory's block, if memory has it up to date
+ * @dir: directory
+ * @lblk: logical block, of the directory itself or of its tree
+ *
+ * Returns NULL if finding or reading it would need the disk.
  */
-static struct buffer_head *find_verified(struct inode *dir, u32 lblk)
+struct buffer_head *ext4_itree_cached_block(struct inode *dir,
+					    ext4_lblk_t lblk)
 {
 	struct extent_status es;
 	struct buffer_head *bh;
@@ -89,7 +93,21 @@ static struct buffer_head *find_verified(struct inode *dir, u32 lblk)
 		return NULL;
 	bh = sb_find_get_block(dir->i_sb,
 			       ext4_es_pblock(&es) + lblk - es.es_lblk);
-	if (!bh || (buffer_uptodate(bh) && buffer_verified(bh)))
+	if (!bh || buffer_uptodate(bh))
+		return bh;
+	brelse(bh);
+	return NULL;
+}
+
+/*
+ * A node that is in memory and has been verified there; NULL: read it.  Saves
+ * looking its block up with all checks, which were made when it was read.
+ */
+static struct buffer_head *find_verified(struct inode *dir, u32 lblk)
+{
+	struct buffer_head *bh = ext4_itree_cached_block(dir, lblk);
+
+	if (!bh || buffer_verified(bh))
 		return bh;
 	brelse(bh);
 	return NULL;

@@ -458,20 +458,33 @@ static int next_key(void *arg, u64 *key)
 	return 0;
 }
 
+/* Blocks of a tree: the root, full nodes, and what the first insert takes. */
+static u32 tree_blocks(struct inode *dir, u32 keys)
+{
+	return itree_bulk_blocks(dir->i_sb->s_blocksize, keys) + 3;
+}
+
+/* Can the transaction and the disk take a tree of so many keys? */
+static int make_room(handle_t *handle, struct inode *dir, u32 keys)
+{
+	/* For each its bitmap and group descriptor, too. */
+	u32 blocks = 2 * tree_blocks(dir, keys) + 32;
+
+	if (ext4_journal_extend(handle, blocks, 0))
+		return -EAGAIN;
+	if (percpu_counter_compare(&EXT4_SB(dir->i_sb)->s_freeclusters_counter,
+				   blocks) < 0)
+		return -ENOSPC;
+	return 0;
+}
+
 static int load_tree(handle_t *handle, struct inode *dir, struct gather *g)
 {
-	u32 bits = dir->i_blkbits, keys = g->nr, blocks;
+	u32 keys = g->nr;
 	struct ext4_itree et;
 	int err;
 
-	/* The root, full nodes, and what the first insert will want. */
-	blocks = itree_bulk_blocks(1U << bits, keys) + 3;
-	if (ext4_journal_extend(handle, 2 * blocks + 32, 0))
-		return -EAGAIN;
-	if (percpu_counter_compare(&EXT4_SB(dir->i_sb)->s_freeclusters_counter,
-				   2 * blocks + 32) < 0)
-		return -ENOSPC;
-	err = ext4_itree_format(&et, handle, dir, blocks,
+	err = ext4_itree_format(&et, handle, dir, tree_blocks(dir, keys),
 				g->visit.hash_version);
 	if (err)
 		return err;
@@ -481,32 +494,70 @@ static int load_tree(handle_t *handle, struct inode *dir, struct gather *g)
 	return err;
 }
 
-/*
- * Builds the tree of a directory that has grown to EXT4_ITREE_MIN_BLOCKS, in
- * the handle of the create that made it grow; the flag comes last.  What
- * stands in the way is no error: the directory does without.
- */
-static void build(handle_t *handle, struct inode *dir)
+static int gather_and_load(handle_t *handle, struct inode *dir, u32 *keys)
 {
 	u32 blocks = dir->i_size >> dir->i_blkbits;
-	struct gather g = { .visit = { .dir = dir, .hi = ~0ULL } };
+	u32 max = blocks * (dir->i_sb->s_blocksize / ext4_dir_rec_len(1, dir));
+	struct gather g = { .visit = { .dir = dir, .hi = ~0ULL,
+				       .name = gather_key }, .max = max };
 	int err;
 
-	g.visit.name = gather_key;
-	g.max = blocks * (dir->i_sb->s_blocksize / ext4_dir_rec_len(1, dir));
-	g.keys = kvmalloc_array(g.max, sizeof(u64), GFP_NOFS | __GFP_NOWARN);
+	err = make_room(handle, dir, max);
+	if (err)
+		return err;
+	g.keys = kvmalloc_array(max, sizeof(u64), GFP_NOFS | __GFP_NOWARN);
 	if (!g.keys)
-		return;
+		return -EAGAIN;
 	err = ext4_itree_hash_version(dir, &g.visit.hash_version);
 	if (!err)
 		err = ext4_itree_visit_all(&g.visit);
 	if (!err) {
+		*keys = g.nr;
 		sort(g.keys, g.nr, sizeof(u64), cmp_keys, NULL);
 		err = load_tree(handle, dir, &g);
 	}
 	kvfree(g.keys);
+	return err;
+}
+
+/*
+ * Holds all blocks of the directory, if they are in memory, so that the build
+ * reads none.  Returns how many it holds.
+ */
+static u32 hold_blocks(struct inode *dir, struct buffer_head **bh, u32 blocks)
+{
+	u32 nr;
+
+	for (nr = 0; nr < blocks; nr++) {
+		bh[nr] = ext4_itree_cached_block(dir, nr);
+		if (!bh[nr])
+			break;
+	}
+	return nr;
+}
+
+/*
+ * Builds the tree of a directory that has grown to EXT4_ITREE_MIN_BLOCKS, in
+ * the handle of the create that made it grow; the flag comes last.  What
+ * stands in the way is no error: the directory does without.  Nothing is read
+ * from the disk: a create in a cold directory waits for what stock ext4 reads.
+ */
+static void build(handle_t *handle, struct inode *dir)
+{
+	u32 blocks = dir->i_size >> dir->i_blkbits, held, keys;
+	struct buffer_head *bh[EXT4_ITREE_SORT_BLOCKS];
+	int err = -EAGAIN;
+
+	held = hold_blocks(dir, bh, blocks);
+	if (held == blocks)
+		err = gather_and_load(handle, dir, &keys);
+	while (held)
+		brelse(bh[--held]);
 	if (err) {
-		/* Again when the transaction has room, or for who lives. */
+		/*
+		 * Later, when the transaction has room and all blocks are in
+		 * memory, or by a task that is not being killed.
+		 */
 		if (err != -EAGAIN && err != -ERESTARTSYS)
 			ext4_set_inode_state(dir, EXT4_STATE_ITREE_NOBUILD);
 		return;
@@ -516,7 +567,7 @@ static void build(handle_t *handle, struct inode *dir)
 	if (err)
 		ext4_std_error(dir->i_sb, err);
 	ext4_itree_count(dir->i_sb, EXT4_ITREE_BUILDS, 1);
-	trace_ext4_itree_build(dir, g.nr);
+	trace_ext4_itree_build(dir, keys);
 }
 
 static bool should_build(struct inode *dir)

@@ -24,6 +24,8 @@ int ext4_itree_format(struct ext4_itree *et, handle_t *handle,
 		      struct inode *dir, u32 blocks, u8 hash_version);
 int ext4_itree_open_nowait(struct ext4_itree *et, struct inode *dir);
 void ext4_itree_close(struct ext4_itree *et);
+struct buffer_head *ext4_itree_cached_block(struct inode *dir,
+					    ext4_lblk_t lblk);
 
 void ext4_itree_count(struct super_block *sb, enum ext4_itree_stat stat,
 		      u32 n);

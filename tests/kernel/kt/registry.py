@@ -13,7 +13,7 @@ REPO = pathlib.Path(__file__).resolve().parents[3]
 MODULES = (
     "matrix", "ops", "scans", "space", "modes", "corrupt", "crash", "roundtrip", "online", "resume", "power", "damaged",
     "tools", "scrub", "faults", "neighbours", "dentries", "memory",
-    "checksums", "onehash", "positions", "reader", "renames",
+    "checksums", "onehash", "positions", "reader", "renames", "delivery",
 )  # fmt: skip
 
 
@@ -85,7 +85,7 @@ BY_DEFAULT = {
     "matrix-20000-4k-csum-journal matrix-27000-* hash-*-signed links-1000-among-* collisions-1024",
     "big": "matrix-300k-4k-clean",
     "ops": "ops-4k ops-1k-bare ops-4k-nojournal ops-1k-casefold ops-1k-crypt-casefold ops-4k-inline ops-1k-fastcommit "
-    "ops-4k-small-dirs",
+    "ops-4k-small-dirs reader-*",
     "scans": "over-1k-1000 over-many-1k over-small-* loop-*-3000 rm-loop-1k seek-1k seek-anew seek-small reader32-* "
     "stress-4k tiny-* rewind-* morph-1k hold-* collide-over dentries-* lookups-* noreuse "
     "longer-* grown-tree",
