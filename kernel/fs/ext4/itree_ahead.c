@@ -210,27 +210,136 @@ static u32 miss_streak(struct inode *dir)
 	return streak;
 }
 
+/* Blocks that are read together: one bio, so one request. */
+struct cluster {
+	ext4_lblk_t	lo;		/* of bh[0], which may be missing */
+	ext4_lblk_t	first;		/* of the blocks that are read */
+	ext4_lblk_t	end;
+	struct buffer_head *bh[];
+};
+
+static void cluster_end_io(struct bio *bio)
+{
+	struct cluster *c = bio->bi_private;
+	ext4_lblk_t i;
+
+	/* After an error, whoever needs a block reads it alone. */
+	for (i = c->first; i < c->end; i++)
+		end_buffer_read_sync(c->bh[i - c->lo], !bio->bi_status);
+	bio_put(bio);
+	kfree(c);
+}
+
+/* Locks the buffer of a block that is not in memory, and adds it. */
+static bool cluster_take(struct cluster *c, struct super_block *sb,
+			 ext4_lblk_t lblk, ext4_fsblk_t pblk)
+{
+	struct buffer_head *bh;
+
+	bh = bdev_getblk(sb->s_bdev, pblk, sb->s_blocksize,
+			 GFP_NOFS | __GFP_RETRY_MAYFAIL | __GFP_NOWARN);
+	if (!bh)
+		return false;
+	if (buffer_uptodate(bh) || !trylock_buffer(bh)) {
+		brelse(bh);
+		return false;
+	}
+	if (buffer_uptodate(bh)) {
+		unlock_buffer(bh);
+		brelse(bh);
+		return false;
+	}
+	clear_buffer_verified(bh);
+	mark_used(bh);
+	c->bh[lblk - c->lo] = bh;
+	return true;
+}
+
+static void cluster_submit(struct cluster *c, struct super_block *sb)
+{
+	struct bio *bio;
+	ext4_lblk_t i;
+
+	bio = bio_alloc(sb->s_bdev, c->end - c->first,
+			REQ_OP_READ | REQ_META | REQ_PRIO, GFP_NOFS);
+	bio->bi_iter.bi_sector = (sector_t)c->bh[c->first - c->lo]->b_blocknr <<
+				 (sb->s_blocksize_bits - SECTOR_SHIFT);
+	for (i = c->first; i < c->end; i++) {
+		struct buffer_head *bh = c->bh[i - c->lo];
+
+		bio_add_folio_nofail(bio, bh->b_folio, bh->b_size,
+				     bh_offset(bh));
+	}
+	bio->bi_private = c;
+	bio->bi_end_io = cluster_end_io;
+	submit_bio(bio);
+}
+
+/* Starts reading a block, with what lies beside it on the disk. */
+static void read_cluster(struct inode *dir, ext4_lblk_t block, u32 blocks)
+{
+	ext4_lblk_t hi = dir->i_size >> dir->i_blkbits, lo;
+	struct super_block *sb = dir->i_sb;
+	struct extent_status es;
+	ext4_fsblk_t pblk;
+	struct cluster *c;
+
+	if (!ext4_es_lookup_extent(dir, block, NULL, &es) ||
+	    !ext4_es_is_written(&es))
+		return;
+	lo = max(round_down(block, blocks), es.es_lblk);
+	hi = min3(hi, round_down(block, blocks) + blocks,
+		  es.es_lblk + es.es_len);
+	pblk = ext4_es_pblock(&es) - es.es_lblk;
+	if (hi - lo < 2)
+		return;
+	c = kmalloc(struct_size(c, bh, hi - lo), GFP_NOFS | __GFP_NOWARN);
+	if (!c)
+		return;
+	c->lo = lo;
+	c->first = block;
+	c->end = block + 1;
+	if (!cluster_take(c, sb, block, pblk + block)) {
+		kfree(c);
+		return;
+	}
+	while (c->first > lo &&
+	       cluster_take(c, sb, c->first - 1, pblk + c->first - 1))
+		c->first--;
+	while (c->end < hi && cluster_take(c, sb, c->end, pblk + c->end))
+		c->end++;
+	cluster_submit(c, sb);
+}
+
 /**
  * ext4_itree_ahead_miss - a block of a directory has to be read: others, too?
  * @dir: directory with a tree
- * @block: logical block that was not in memory
+ * @block: logical block that is not in memory
  *
  * Inode order is not hash order: who looks many names up in it touches the
  * directory's blocks at random, and where these have been pushed out of
- * memory, or never were there, each would be a read of its own.  Names that
- * are looked up now and then do not start that, nor does a directory that
- * memory does not hold, where the neighbours would be gone before their turn.
+ * memory, or never were there, each would be a read of its own.
+ *
+ * What comes along must not keep anybody waiting: it is what the same request
+ * can bring, and nothing if i_rwsem is held for a change of the directory, or
+ * if somebody waits for it.  Names that are looked up now and then do not
+ * start it, nor does a directory that memory does not hold, where the
+ * neighbours would be gone before their turn.
  */
 void ext4_itree_ahead_miss(struct inode *dir, ext4_lblk_t block)
 {
-	u32 cluster = MISS_BYTES >> dir->i_blkbits;
-	ext4_lblk_t first, blocks = dir->i_size >> dir->i_blkbits;
+	struct request_queue *q = bdev_get_queue(dir->i_sb->s_bdev);
+	u32 bytes = min(MISS_BYTES, rounddown_pow_of_two(queue_max_bytes(q)));
+	u32 blocks = bytes >> dir->i_blkbits;
 
-	if (block >= blocks || cluster < 2 || !ext4_itree_dir_kept(dir) ||
-	    miss_streak(dir) < MISS_STREAK)
+	if (test_opt2(dir->i_sb, NOITREE) ||
+	    block >= dir->i_size >> dir->i_blkbits || blocks < 2 ||
+	    !ext4_itree_dir_kept(dir) || miss_streak(dir) < MISS_STREAK)
 		return;
-	first = round_down(block, cluster);
-	ext4_itree_ahead_range(dir, first, min(cluster, blocks - first));
+	if (!inode_trylock_shared(dir))
+		return;
+	inode_unlock_shared(dir);
+	read_cluster(dir, block, blocks);
 }
 
 static void touch_runs(struct super_block *sb, const struct run *runs, u32 nr)

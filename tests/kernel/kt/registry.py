@@ -13,7 +13,7 @@ REPO = pathlib.Path(__file__).resolve().parents[3]
 MODULES = (
     "matrix", "ops", "scans", "space", "modes", "corrupt", "crash", "roundtrip", "online", "resume", "power", "damaged",
     "tools", "scrub", "faults", "neighbours", "dentries", "memory",
-    "checksums", "onehash", "positions", "reader", "renames", "delivery",
+    "checksums", "onehash", "positions", "reader", "renames", "delivery", "misses",
 )  # fmt: skip
 
 
@@ -87,7 +87,7 @@ BY_DEFAULT = {
     "ops": "ops-4k ops-1k-bare ops-4k-nojournal ops-1k-casefold ops-1k-crypt-casefold ops-4k-inline ops-1k-fastcommit "
     "ops-4k-small-dirs reader-*",
     "scans": "over-1k-1000 over-many-1k over-small-* loop-*-3000 rm-loop-1k seek-1k seek-anew seek-small reader32-* "
-    "stress-4k tiny-* rewind-* morph-1k hold-* collide-over dentries-* lookups-* noreuse "
+    "stress-4k tiny-* rewind-* morph-1k hold-* collide-over dentries-* lookups-* noreuse reader-* "
     "longer-* grown-tree",
     "space": "enospc-1k enospc-1k-names enospc-4k edquot-1k enospc-build-1024 reader-space-*",
     "crash": "crash-fastcommit-1k crash-journal-4k-logflush crash-orphan-file-1k checksums-1k-journal checksums-4k "

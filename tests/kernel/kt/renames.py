@@ -99,6 +99,25 @@ class Spools:
             if not got["spool"]:
                 self.names["spool"][at] = self.names["plain"][at] = new
 
+    def create(self, count: int) -> None:
+        """With noitree, which stands in for stock ext4, creates fail where they do without a tree."""
+        refused = 0
+        for number in range(count):
+            name, got = f"created-{number * 7919:056}", {}
+            for spool in ("plain", "spool"):
+                try:
+                    os.mknod(self.g.path(f"{spool}/{name}"))
+                    self.names[spool].append(name)
+                    got[spool] = 0
+                except OSError as err:
+                    got[spool] = err.errno
+            self.g.equal(got["spool"], got["plain"], f"errno with a tree and without, of creating {name}")
+            if got["spool"] != got["plain"]:
+                return
+            refused += bool(got["plain"])
+        self.g.stats.update(creates=count, creates_refused=refused)
+        self.g.want(0 < refused < count, f"{refused} of {count} creates failed")
+
     def check(self) -> None:
         """All names are there, and each tree has them."""
         for spool, names in self.names.items():
@@ -155,6 +174,13 @@ def renames(g: Guest) -> None:
                 if not quota:  # a whiteout is a device: root's
                     spools.whiteout(STEP)
             spools.check()
+        spools.build()
+        g.remount("noitree")
+        with no_more_than(g, ballast.fileno(), 0):
+            spools.create(NAMES // 2)
+        spools.check()
+        # e2fsck takes the blocks of a tree that has been dropped for a finding.
+        spools.build()
     g.equal(spools.refused, {}, "renames that failed")
     drops = g.counter("drops") - 1  # that of the spool without a tree
     g.stats.update(drops=drops, builds=spools.builds)

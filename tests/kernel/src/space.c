@@ -132,7 +132,7 @@ int cmd_space(struct opts *o)
 	struct dirs d = { .n = 2, .style = o->style };
 	bool quota = !strcmp(o->mode, "edquot");
 	int want = quota ? EDQUOT : ENOSPC;
-	u64 failed[24] = {}, ok = 0, total = 0, built = 0, without = 0;
+	u64 failed[24] = {}, ok = 0, total = 0, built = 0;
 	bool had[2] = {};
 	char path[4096];
 
@@ -227,17 +227,15 @@ int cmd_space(struct opts *o)
 	}
 	if (quota && seteuid(0))
 		die("seteuid");
+	build_trees(&d, o->aux, quota, &built);
 	list_all(&d, o, 999);
 	for (int i = 0; i < d.n; i++) {
 		sprintf(path, "%s.%d", o->model, i);
 		model_save(d.m[i], path);
 	}
-	for (int i = 0; i < d.n; i++)
-		without += !has_tree(d.fd[i]);
 	stat_num("steps", total);
 	stat_num("done", ok);
 	stat_num("built", built);
-	stat_num("without_tree", without);
 	for (int i = 0; i < op_count; i++) {
 		char key[48];
 
