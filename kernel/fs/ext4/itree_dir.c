@@ -38,8 +38,11 @@ static_assert(EXT4_ITREE_NR_STATS ==
 
 void ext4_itree_count(struct super_block *sb, enum ext4_itree_stat stat, u32 n)
 {
-	if (n)
-		atomic_long_add(n, &EXT4_SB(sb)->s_itree_stats[stat]);
+	struct percpu_counter *count = &EXT4_SB(sb)->s_itree_stats[stat];
+
+	/* Replay of fast commits comes before the counters. */
+	if (n && percpu_counter_initialized(count))
+		percpu_counter_add(count, n);
 }
 
 /**

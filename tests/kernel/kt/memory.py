@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import pathlib
 import random
+import re
 import time
 
 from kt import dentries
@@ -179,3 +180,44 @@ case(
 )(grown_tree)  # fmt: skip
 case("noreuse", "scans", {"n": 2000}, mkfs=("-b", "4096"), cost=20)(noreuse)
 case("noreuse-nojournal", "scans", {"n": 1000}, mkfs=("-b", "4096", "-O", "^has_journal"), cost=20)(noreuse)
+
+
+def preallocated(g: Guest) -> int:
+    """Blocks that are free, but kept for somebody."""
+    free = 0
+    for line in pathlib.Path("/proc/fs/ext4", g.disk, "mb_groups").read_text().splitlines()[1:]:
+        found = re.match(r"#\d+\s*: (\d+)", line)
+        free += int(found[1]) if found else 0
+    return os.statvfs(g.mnt).f_bfree - free
+
+
+def preallocations(g: Guest) -> None:
+    """A directory that leaves memory in reclaim gives its preallocation back: a worker does it, nobody waits."""
+    g.mount()
+    for box in range(g.p["n"]):
+        os.mkdir(g.path(f"box{box}"))
+        # A tree from the 16th block on, or a little later if the transaction is full, and with it preallocation.
+        number = 0
+        while g.dir_blocks(g.path(f"box{box}")) < (18 if g.has_tree(g.path(f"box{box}")) else 30):
+            os.mknod(g.path(f"box{box}/{number:0100}"))
+            number += 1
+        g.want_tree(g.path(f"box{box}"))
+    os.sync()
+    kept = preallocated(g)
+    g.want(kept >= 4 * g.p["n"], f"{g.p['n']} directories have {kept} blocks preallocated")
+    held = []
+    for _ in range(4000):
+        left = int(re.search(r"MemAvailable: +(\d+)", pathlib.Path("/proc/meminfo").read_text())[1])
+        if preallocated(g) < kept / 4 or left < 8 << 10:
+            break
+        held.append(bytearray(1 << 20))
+    after = preallocated(g)
+    g.stats |= {"preallocated": kept, "after_reclaim": after, "held_mib": len(held)}
+    del held
+    g.want(after < kept / 4, f"{after} of {kept} blocks are still preallocated")
+
+
+case(
+    "reader-prealloc", "scans", {"n": 150}, mkfs=("-b", "1024", "-N", "60000", "-I", "128"), size="96M", memory="192M",
+    cost=20,
+)(preallocations)  # fmt: skip
