@@ -28,6 +28,13 @@
 /* Of one delete: a node and a neighbour a level, the root. */
 #define DELETE_CREDITS	(2 * ITREE_MAX_DEPTH + 1)
 
+/*
+ * Bytes of a directory for each name, to guess the size of a tree before the
+ * names are read.  A guess that is too small is put right afterwards; one that
+ * is too large fails where the transaction could have taken the tree.
+ */
+#define LIKELY_ENTRY	64U
+
 /* Blocks read ahead of a pass over all of a large directory. */
 #define AHEAD		256U
 /* Blocks visited under i_rwsem before it is left to whoever waits for it. */
@@ -467,12 +474,9 @@ static u32 tree_blocks(struct inode *dir, u32 keys)
 	return itree_bulk_blocks(dir->i_sb->s_blocksize, keys) + 3;
 }
 
-/* Can the transaction and the disk take a tree of so many keys? */
-static int make_room(handle_t *handle, struct inode *dir, u32 keys)
+/* Can the transaction and the disk take so many blocks of a tree? */
+static int make_room(handle_t *handle, struct inode *dir, u32 blocks)
 {
-	/* For each its bitmap and group descriptor, too. */
-	u32 blocks = 2 * tree_blocks(dir, keys) + 32;
-
 	if (ext4_journal_extend(handle, blocks, 0))
 		return -EAGAIN;
 	if (percpu_counter_compare(&EXT4_SB(dir->i_sb)->s_freeclusters_counter,
@@ -501,11 +505,13 @@ static int gather_and_load(handle_t *handle, struct inode *dir, u32 *keys)
 {
 	u32 blocks = dir->i_size >> dir->i_blkbits;
 	u32 max = blocks * (dir->i_sb->s_blocksize / ext4_dir_rec_len(1, dir));
+	u32 guess = tree_blocks(dir, dir->i_size / LIKELY_ENTRY), more;
 	struct gather g = { .visit = { .dir = dir, .hi = ~0ULL,
 				       .name = gather_key }, .max = max };
 	int err;
 
-	err = make_room(handle, dir, max);
+	/* For each block its bitmap or group descriptor, too. */
+	err = make_room(handle, dir, 2 * guess + 32);
 	if (err)
 		return err;
 	g.keys = kvmalloc_array(max, sizeof(u64), GFP_NOFS | __GFP_NOWARN);
@@ -514,6 +520,9 @@ static int gather_and_load(handle_t *handle, struct inode *dir, u32 *keys)
 	err = ext4_itree_hash_version(dir, &g.visit.hash_version);
 	if (!err)
 		err = ext4_itree_visit_all(&g.visit);
+	more = err ? 0 : tree_blocks(dir, g.nr);
+	if (more > guess)
+		err = make_room(handle, dir, 2 * (more - guess));
 	if (!err) {
 		*keys = g.nr;
 		sort(g.keys, g.nr, sizeof(u64), cmp_keys, NULL);
