@@ -158,13 +158,35 @@ static bool have_dentries(struct ext4_itree_scan *s, struct dentry *parent)
 	return hits >= (nr + 1) / 2;
 }
 
+static int match_busy(struct inode *inode, unsigned long ino, void *busy)
+{
+	if (inode->i_ino != ino)
+		return 0;
+	*(bool *)busy = READ_ONCE(inode->i_state) &
+			(I_NEW | I_FREEING | I_WILL_FREE);
+	return -1;
+}
+
+/*
+ * Is somebody reading this inode, or evicting it?  iget would wait for that,
+ * with i_rwsem held.
+ */
+static bool inode_busy(struct super_block *sb, u32 ino)
+{
+	bool busy = false;
+
+	find_inode_nowait(sb, ino, match_busy, &busy);
+	return busy;
+}
+
 /* As a look-up would; errors are left to the look-up that will follow. */
 static bool fill_dentry(struct inode *dir, struct dentry *dentry, u32 ino)
 {
 	struct dentry *alias;
 	struct inode *inode;
 
-	if (!ext4_valid_inum(dir->i_sb, ino) || ino == dir->i_ino)
+	if (!ext4_valid_inum(dir->i_sb, ino) || ino == dir->i_ino ||
+	    inode_busy(dir->i_sb, ino))
 		return false;
 	inode = ext4_iget(dir->i_sb, ino, EXT4_IGET_NORMAL);
 	if (IS_ERR(inode))

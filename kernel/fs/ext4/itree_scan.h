@@ -160,6 +160,7 @@ int ext4_itree_scan_follow(struct inode *dir, struct ext4_itree_scan **scanp,
 
 void ext4_itree_drop_window(struct ext4_itree_scan *s);
 int ext4_itree_fill_window(struct file *file, struct ext4_itree_scan *s);
+int ext4_itree_load_index(struct inode *dir);
 u32 ext4_itree_window_limit(const struct ext4_itree_scan *s);
 bool ext4_itree_borrow_room(struct ext4_itree_scan *s);
 void ext4_itree_return_room(struct ext4_itree_scan *s);

@@ -60,6 +60,7 @@ static bool sweep_pays(struct inode *dir, u32 hash, u32 minor)
 			.dir = dir,
 			.lo = KEY_DOTDOT + 1,
 			.hi = ~0ULL,
+			.shared = true,
 			.name = take_sample,
 		},
 		.hash = hash,
@@ -69,7 +70,8 @@ static bool sweep_pays(struct inode *dir, u32 hash, u32 minor)
 	ext4_lblk_t block;
 	u32 next;
 
-	if (ext4_itree_hash_version(dir, &s.visit.hash_version) ||
+	if (ext4_itree_load_index(dir) ||
+	    ext4_itree_hash_version(dir, &s.visit.hash_version) ||
 	    ext4_htree_find_leaf(dir, &at, &block, &next) ||
 	    ext4_itree_visit_block(&s.visit, block))
 		return false;
@@ -99,12 +101,15 @@ static void wait_for_tree(struct inode *dir, u32 blocks)
 	}
 }
 
-/* Is the tree still there?  Sets *info; i_rwsem is held. */
+/*
+ * Is the tree still there, and in memory?  Sets *info; i_rwsem is held, so no
+ * node is read: a sweep whose nodes have left memory again is of no use.
+ */
 static bool open_tree(struct ext4_itree *et, struct inode *dir,
 		      struct itree_info *info)
 {
 	if (IS_DEADDIR(dir) || !ext4_itree_usable(dir) ||
-	    ext4_itree_open(et, NULL, dir))
+	    ext4_itree_open_nowait(et, dir))
 		return false;
 	itree_get_info(&et->t, info);
 	return true;
@@ -112,7 +117,8 @@ static bool open_tree(struct ext4_itree *et, struct inode *dir,
 
 /*
  * The inodes of the next keys, of each block of the inode tables the first.
- * Returns their number; *next is the key to go on with, or 0 at the end.
+ * Returns their number; *next is the key to go on with, or 0 at the end, or if
+ * a node has left memory.
  */
 static u32 take_inodes(struct inode *dir, u64 *next, u32 *inodes)
 {
@@ -205,7 +211,7 @@ bool ext4_itree_sweep(struct inode *dir, u32 hash, u32 minor)
 {
 	if (!ext4_itree_usable(dir) || !sweep_pays(dir, hash, minor) ||
 	    !ext4_itree_may_sweep(dir))
-		return true;
+		return !IS_DEADDIR(dir);
 	inode_unlock_shared(dir);
 	sweep(dir);
 	inode_lock_shared(dir);

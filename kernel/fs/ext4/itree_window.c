@@ -514,6 +514,9 @@ static int load_index(struct inode *dir, ext4_lblk_t block, u32 levels)
 	int err = 0;
 
 	for (i = 0; !err && i < count; i++) {
+		if (fatal_signal_pending(current))
+			return -ERESTARTSYS;
+		cond_resched();
 		err = ext4_itree_load(dir, block, &bh);
 		if (!bh)
 			return err == -ENOENT ? err : 0;
@@ -538,6 +541,17 @@ static int load_index(struct inode *dir, ext4_lblk_t block, u32 levels)
 		}
 	}
 	return err;
+}
+
+/**
+ * ext4_itree_load_index - bring an htree's index into memory
+ * @dir: directory, i_rwsem held shared, which is left to read
+ *
+ * Returns 0, or an error: -ENOENT if the directory has been removed meanwhile.
+ */
+int ext4_itree_load_index(struct inode *dir)
+{
+	return load_index(dir, 0, 0);
 }
 
 /* No key taken has its name yet. */
@@ -600,7 +614,7 @@ static int find_names(struct fill *f)
 		return -ENOMEM;
 	memcpy(by_hash, f->keys, f->nr * sizeof(u64));
 	sort(by_hash, f->nr, sizeof(u64), cmp_hashes, NULL);
-	err = load_index(s->dir, 0, 0);
+	err = ext4_itree_load_index(s->dir);
 	if (!err)
 		err = visit_leaves(f, by_hash);
 	kvfree(by_hash);
