@@ -62,6 +62,8 @@ enum ext4_itree_order {
 int ext4_itree_readdir(struct file *file, struct dir_context *ctx,
 		       struct ext4_itree_scan *s);
 void ext4_itree_scan_free(struct ext4_itree_scan *scan);
+int ext4_itree_init(void);
+void ext4_itree_exit(void);
 int ext4_itree_store_dirent(struct ext4_itree_scan *s, u32 hash,
 			    struct ext4_dir_entry_2 *de,
 			    const struct fscrypt_str *name);

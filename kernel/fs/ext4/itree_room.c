@@ -12,9 +12,18 @@
  *
  * How many names fit is guessed from those of earlier windows; what counts is
  * the memory they take.
+ *
+ * Between the calls of a reader its window can be reclaimed, like a cache.  It
+ * is charged to the memory control group of the reader who began the scan, and
+ * a shrinker drops it when that group or the machine needs memory: the least
+ * recently used first.  The next call fills a small window from where the
+ * reader is.
  */
 #include <linux/fs.h>
+#include <linux/list_lru.h>
 #include <linux/mm.h>
+#include <linux/shrinker.h>
+#include <linux/slab.h>
 #include "ext4.h"
 #include "itree.h"
 #include "itree_glue.h"
@@ -101,4 +110,135 @@ void ext4_itree_return_room(struct ext4_itree_scan *s)
 	atomic_long_sub(s->borrowed, &borrowed);
 	s->borrowed = 0;
 	s->text_room = 0;
+}
+
+/* --- reclaim --- */
+
+static struct kmem_cache *scan_cache;
+/* Scans that have a window and are in no call, least recently used first. */
+static struct list_lru idle_scans;
+static struct shrinker *window_shrinker;
+
+/* Stands where the names of a window stood that is to be freed. */
+struct dropped {
+	struct dropped	*next;
+	struct text_chunk *text;
+};
+
+static_assert(sizeof(struct dropped) <= sizeof(struct scan_name));
+
+/* Takes the window off an idle scan, whose reader cannot come in between. */
+static enum lru_status drop_idle(struct list_head *item,
+				 struct list_lru_one *list, spinlock_t *lock,
+				 void *arg)
+{
+	struct ext4_itree_scan *s = container_of(item, struct ext4_itree_scan,
+						 idle);
+	struct dropped **all = arg, *d = (struct dropped *)s->names;
+
+	if (s->recent) {
+		s->recent = false;
+		return LRU_ROTATE;
+	}
+	list_lru_isolate(list, item);
+	d->text = s->text;
+	d->next = *all;
+	*all = d;
+	s->names = NULL;
+	s->room = 0;
+	s->text = NULL;
+	s->want = WINDOW_ANEW;
+	/* Frees nothing any more. */
+	ext4_itree_drop_window(s);
+	return LRU_REMOVED;
+}
+
+static unsigned long count_idle(struct shrinker *shrink,
+				struct shrink_control *sc)
+{
+	return list_lru_shrink_count(&idle_scans, sc);
+}
+
+static unsigned long shrink_idle(struct shrinker *shrink,
+				 struct shrink_control *sc)
+{
+	struct dropped *all = NULL, *d;
+	unsigned long nr;
+
+	nr = list_lru_shrink_walk(&idle_scans, sc, drop_idle, &all);
+	while (all) {
+		d = all;
+		all = d->next;
+		ext4_itree_free_text(d->text);
+		kvfree(d);
+	}
+	return nr;
+}
+
+/**
+ * ext4_itree_take_window - a call of the reader begins
+ * @s: its scan
+ *
+ * From now on the shrinker leaves the window alone.
+ */
+void ext4_itree_take_window(struct ext4_itree_scan *s)
+{
+	list_lru_del_obj(&idle_scans, &s->idle);
+	s->recent = true;
+}
+
+/**
+ * ext4_itree_leave_window - a call of the reader ends
+ * @s: its scan
+ */
+void ext4_itree_leave_window(struct ext4_itree_scan *s)
+{
+	if (s->names)
+		list_lru_add_obj(&idle_scans, &s->idle);
+}
+
+/* A scan, charged to the memory control group whose reclaim may drop it. */
+struct ext4_itree_scan *ext4_itree_alloc_scan(void)
+{
+	return kmem_cache_alloc_lru(scan_cache, &idle_scans, GFP_KERNEL |
+				    __GFP_ZERO | __GFP_NOWARN);
+}
+
+void ext4_itree_free_scan(struct ext4_itree_scan *s)
+{
+	kmem_cache_free(scan_cache, s);
+}
+
+int __init ext4_itree_init(void)
+{
+	int err = -ENOMEM;
+
+	scan_cache = KMEM_CACHE(ext4_itree_scan, SLAB_ACCOUNT);
+	if (!scan_cache)
+		return err;
+	window_shrinker = shrinker_alloc(SHRINKER_NUMA_AWARE |
+					 SHRINKER_MEMCG_AWARE, "ext4-itree");
+	if (!window_shrinker)
+		goto free_cache;
+	err = list_lru_init_memcg(&idle_scans, window_shrinker);
+	if (err)
+		goto free_shrinker;
+	window_shrinker->count_objects = count_idle;
+	window_shrinker->scan_objects = shrink_idle;
+	/* Few objects, and each of them large. */
+	window_shrinker->batch = 1;
+	shrinker_register(window_shrinker);
+	return 0;
+free_shrinker:
+	shrinker_free(window_shrinker);
+free_cache:
+	kmem_cache_destroy(scan_cache);
+	return err;
+}
+
+void ext4_itree_exit(void)
+{
+	shrinker_free(window_shrinker);
+	list_lru_destroy(&idle_scans);
+	kmem_cache_destroy(scan_cache);
 }

@@ -93,11 +93,12 @@ void ext4_itree_scan_free(struct ext4_itree_scan *scan)
 {
 	if (!scan)
 		return;
+	ext4_itree_take_window(scan);
 	if (scan->pass)
 		ext4_itree_leave_pass(scan->dir, scan->pass, scan->over);
 	ext4_itree_drop_window(scan);
 	kvfree(scan->names);
-	kfree(scan);
+	ext4_itree_free_scan(scan);
 }
 
 /**
@@ -116,11 +117,12 @@ int ext4_itree_scan_follow(struct inode *dir, struct ext4_itree_scan **scanp,
 	if (!pass)
 		return -ENOMEM;
 	if (!s) {
-		s = kzalloc(sizeof(*s), GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
+		s = ext4_itree_alloc_scan();
 		if (!s) {
 			ext4_itree_leave_pass(dir, pass, false);
 			return -ENOMEM;
 		}
+		INIT_LIST_HEAD(&s->idle);
 		s->dir = dir;
 		*scanp = s;
 	}
@@ -303,25 +305,13 @@ static int emit_names(struct file *file, struct dir_context *ctx,
 	return -ERESTARTSYS;
 }
 
-/**
- * ext4_itree_readdir - readdir in inode order
- * @file: open directory, 64-bit positions, i_rwsem held
- * @ctx: as for any iterate_shared()
- * @s: the open file's scan, by ext4_itree_choose_order()
- *
- * Every name that exists from the start of the pass to its end is returned at
- * least once, exactly once if it does not change its inode.  Returns 0, a
- * negative error, or 1 if the reader goes on in hash order; an unusable tree is
- * no error.
- */
-int ext4_itree_readdir(struct file *file, struct dir_context *ctx,
-		       struct ext4_itree_scan *s)
+/* As ext4_itree_readdir(), while the window is the reader's alone. */
+static int scan_readdir(struct file *file, struct dir_context *ctx,
+			struct ext4_itree_scan *s)
 {
 	bool gave = false;
 	int ret;
 
-	if (ctx->pos == EXT4_HTREE_EOF_64BIT)
-		return 0;
 	if (!s->started || !ctx->pos) {
 		scan_start(s, ctx->pos);
 	} else if (ctx->pos != s->last_pos) {
@@ -348,6 +338,30 @@ int ext4_itree_readdir(struct file *file, struct dir_context *ctx,
 		ret = ext4_itree_end_inode_order(file, &ctx->pos);
 	}
 	s->last_pos = ctx->pos;
+	return ret;
+}
+
+/**
+ * ext4_itree_readdir - readdir in inode order
+ * @file: open directory, 64-bit positions, i_rwsem held
+ * @ctx: as for any iterate_shared()
+ * @s: the open file's scan, by ext4_itree_choose_order()
+ *
+ * Every name that exists from the start of the pass to its end is returned at
+ * least once, exactly once if it does not change its inode.  Returns 0, a
+ * negative error, or 1 if the reader goes on in hash order; an unusable tree is
+ * no error.
+ */
+int ext4_itree_readdir(struct file *file, struct dir_context *ctx,
+		       struct ext4_itree_scan *s)
+{
+	int ret;
+
+	if (ctx->pos == EXT4_HTREE_EOF_64BIT)
+		return 0;
+	ext4_itree_take_window(s);
+	ret = scan_readdir(file, ctx, s);
+	ext4_itree_leave_window(s);
 	return ret;
 }
 

@@ -64,6 +64,8 @@ struct ext4_itree_scan {
 	bool		over;		/* the reader has come to the end */
 	u8		hash_version;
 	loff_t		last_pos;	/* where the last call stopped */
+	struct list_head idle;		/* itree_room.c: between two calls */
+	bool		recent;		/* used since the shrinker came by */
 	u64		next;		/* keys below have been returned */
 
 	/* The window: keys from win_lo on, all up to win_hi. */
@@ -164,6 +166,11 @@ int ext4_itree_load_index(struct inode *dir);
 u32 ext4_itree_window_limit(const struct ext4_itree_scan *s);
 bool ext4_itree_borrow_room(struct ext4_itree_scan *s);
 void ext4_itree_return_room(struct ext4_itree_scan *s);
+void ext4_itree_free_text(struct text_chunk *text);
+void ext4_itree_take_window(struct ext4_itree_scan *s);
+void ext4_itree_leave_window(struct ext4_itree_scan *s);
+struct ext4_itree_scan *ext4_itree_alloc_scan(void);
+void ext4_itree_free_scan(struct ext4_itree_scan *s);
 void ext4_itree_watch_reader(struct ext4_itree_scan *s);
 void ext4_itree_note_name(struct ext4_itree_scan *s, const struct scan_name *n,
 			  u32 nr);

@@ -20,15 +20,18 @@
 /* Keys taken under i_rwsem before it is left to whoever waits for it. */
 #define HOLD_KEYS	4096U
 
-static void free_text(struct ext4_itree_scan *s)
+/**
+ * ext4_itree_free_text - free the text of a window's names
+ * @text: may be NULL
+ */
+void ext4_itree_free_text(struct text_chunk *text)
 {
-	while (s->text) {
-		struct text_chunk *next = s->text->next;
+	while (text) {
+		struct text_chunk *next = text->next;
 
-		kvfree(s->text);
-		s->text = next;
+		kvfree(text);
+		text = next;
 	}
-	s->text_taken = 0;
 }
 
 /* Forgets the names of the window, keeps the room for them if it is small. */
@@ -39,7 +42,9 @@ void ext4_itree_drop_window(struct ext4_itree_scan *s)
 	s->cur = 0;
 	s->ahead = 0;
 	s->prime_to = 0;
-	free_text(s);
+	ext4_itree_free_text(s->text);
+	s->text = NULL;
+	s->text_taken = 0;
 	if (s->room > 2 * WINDOW_MAX) {
 		kvfree(s->names);
 		s->names = NULL;

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
 import pathlib
 import random
 import re
+import subprocess
+import sys
 import time
 
 from kt import dentries
@@ -221,3 +225,67 @@ case(
     "reader-prealloc", "scans", {"n": 150}, mkfs=("-b", "1024", "-N", "60000", "-I", "128"), size="96M", memory="192M",
     cost=20,
 )(preallocations)  # fmt: skip
+
+
+CGROUPS = pathlib.Path("/sys/fs/cgroup")
+
+
+def half_read(g: Guest, group: pathlib.Path) -> dict[str, int]:
+    """In a memory control group of its own: opens a directory many times, reads to the middle, and later to the end."""
+
+    def kernels() -> int:
+        """Bytes of the group that are not the program's own."""
+        own = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["anon"]
+        return int((group / "memory.current").read_text()) - int(own)
+
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    readers = [dentries.Reader(g.path()) for _ in range(g.p["readers"])]
+    names: list[list[str]] = [[] for _ in readers]
+    for reader, seen in zip(readers, names, strict=True):
+        while len(seen) < g.p["n"] / 2:
+            seen += [sys.intern(name) for name, _ in reader.call()]
+    held = kernels()
+    with contextlib.suppress(OSError):  # it says so if it could not reclaim as much
+        (group / "memory.reclaim").write_text("1G")
+    kept = kernels()
+    (group / "memory.max").write_text(str(int((group / "memory.current").read_text()) + (16 << 20)))
+    for reader, seen in zip(readers, names, strict=True):
+        while got := reader.call():
+            seen += [sys.intern(name) for name, _ in got]
+        reader.close()
+    return {"held": held, "kept": kept, "wrong": sum(sorted(seen) != sorted(names[0]) for seen in names)} | {
+        "names": len({*names[0]}), "returned": len(names[0])
+    }  # fmt: skip
+
+
+def windows(g: Guest) -> None:
+    """Listings that have been left in the middle hold little memory that cannot be reclaimed, and go on without it."""
+    g.mount()
+    g.t("fill", "--dir", g.path(), "--model", g.model(), "--n", g.p["n"], "--names", "mixed")
+    g.want_tree(g.path())
+    subprocess.run(["mount", "-t", "cgroup2", "none", CGROUPS], check=True)
+    try:
+        (CGROUPS / "cgroup.subtree_control").write_text("+memory")
+        group = CGROUPS / "readers"
+        group.mkdir()
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            # A reader that is killed for want of memory never answers.
+            told = pool.apply_async(half_read, (g, group))
+            try:
+                told = told.get(timeout=60)
+            except multiprocessing.TimeoutError:
+                told = {}
+        events = dict(line.split() for line in (group / "memory.events").read_text().splitlines())
+    finally:
+        time.sleep(0.2)
+        subprocess.run(["umount", CGROUPS], check=False)
+    g.equal(events["oom_kill"], "0", "readers killed for want of memory")
+    if g.want(bool(told), "the readers have not come to their end"):
+        g.stats |= told
+        most = 65536 * g.p["readers"]
+        g.want(told["held"] > most, f"the readers hold {told['held']} bytes: no window has become large")
+        g.want(told["kept"] < most, f"{g.p['readers']} readers keep {told['kept']} bytes, though they are reclaimed")
+        g.equal((told["names"], told["returned"], told["wrong"]), (g.p["n"], g.p["n"], 0), "names")
+
+
+case("reader-windows", "scans", {"n": 34000, "readers": 12}, mkfs=("-b", "4096", "-N", "50000"), cost=20)(windows)
