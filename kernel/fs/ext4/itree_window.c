@@ -240,11 +240,26 @@ static int fill_name(struct ext4_itree_visit *v, u64 key, u32 minor,
 			  name.len);
 }
 
+/*
+ * The inode of "..".  Its entry follows that of ".", which may be longer than it
+ * has to be.
+ */
+static u32 parent_ino(struct buffer_head *bh)
+{
+	struct ext4_dir_entry_2 *de = (struct ext4_dir_entry_2 *)bh->b_data;
+	u32 len = ext4_rec_len_from_disk(de->rec_len, bh->b_size);
+
+	if (len < ext4_dir_rec_len(1, NULL) || len % 4 ||
+	    len > bh->b_size - ext4_dir_rec_len(2, NULL))
+		len = ext4_dir_rec_len(1, NULL);
+	de = (struct ext4_dir_entry_2 *)(bh->b_data + len);
+	return le32_to_cpu(de->inode);
+}
+
 /* "." and ".." are not in the tree; they stand in the first block. */
 static int fill_dots(struct ext4_itree_scan *s, u64 lo)
 {
 	struct inode *dir = s->dir;
-	struct ext4_dir_entry_2 *de;
 	struct buffer_head *bh;
 	u32 parent;
 	int err = 0;
@@ -254,8 +269,7 @@ static int fill_dots(struct ext4_itree_scan *s, u64 lo)
 	bh = ext4_read_any_dirblock(dir, 0);
 	if (IS_ERR_OR_NULL(bh))
 		return bh ? PTR_ERR(bh) : -EFSCORRUPTED;
-	de = (struct ext4_dir_entry_2 *)(bh->b_data + ext4_dir_rec_len(1, NULL));
-	parent = le32_to_cpu(de->inode);
+	parent = parent_ino(bh);
 	brelse(bh);
 	if (lo <= KEY_DOT)
 		err = store_name(s, KEY_DOT, dir->i_ino, DT_DIR, ".", 1);

@@ -8,6 +8,7 @@ import pathlib
 import re
 import struct
 
+from kt import dentries
 from kt import itree_ioctl as io
 from kt.faults import Faulty
 from kt.guest import Guest
@@ -290,3 +291,35 @@ case(
     "corrupt-htree-root", "corrupt", {}, features="^metadata_csum", mkfs=("-b", "1024"), size="64M", fsck="repair",
     allow=(*BAD_TREE, r"EXT4-fs (error|warning) \(device (?:vd|ubd)\w+\)"),
 )(htree_root)  # fmt: skip
+
+
+def long_dot(g: Guest) -> None:
+    """The entry of "." is longer than it has to be: ".." has the inode that stands behind it."""
+    g.mount()
+    os.mkdir(g.path())
+    os.mknod(g.path("d/file"))
+    inodes = [
+        (".", os.lstat(g.path()).st_ino),
+        ("..", os.lstat(g.mnt).st_ino),
+        ("file", os.lstat(g.path("d/file")).st_ino),
+    ]
+    g.umount()
+    block = int(g.run(g.tool("debugfs"), "-R", "bmap /d 0", g.dev).stdout)
+    with open(g.dev, "r+b", buffering=0) as disk:
+        data = os.pread(disk.fileno(), 1024, block * 1024)
+        g.equal(struct.unpack_from("<IH", data, 12), (inodes[1][1], 12), "second entry")
+        dot = data[:4] + struct.pack("<H", 24) + data[6:12] + bytes(12)
+        name = data[24:28] + struct.pack("<H", 1024 - 36) + data[30:]
+        os.pwrite(disk.fileno(), (dot + data[12:24] + name)[:1024], block * 1024)
+        os.fsync(disk.fileno())
+    g.settle()
+    g.mount()
+    reader = dentries.Reader(g.path())
+    g.equal(sorted(reader.entries()), sorted(inodes), "names and inodes")
+    reader.close()
+    g.umount()
+
+
+case(
+    "reader-long-dot", "corrupt", {}, features="^metadata_csum", mkfs=("-b", "1024"), size="64M", fsck="repair", cost=3,
+)(long_dot)  # fmt: skip

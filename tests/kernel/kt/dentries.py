@@ -34,6 +34,10 @@ class Reader:
 
     def call(self) -> list[tuple[str, int]]:
         """Names with inodes, but "." and ".."; of the last call none."""
+        return [(name, ino) for name, ino in self.entries() if name not in (".", "..")]
+
+    def entries(self) -> list[tuple[str, int]]:
+        """All that one call returns."""
         got = LIBC.syscall(GETDENTS64, self.fd, self.buf, len(self.buf))
         if got < 0:
             raise OSError(ctypes.get_errno(), "getdents64")
@@ -42,7 +46,7 @@ class Reader:
             ino, _pos, size, _type = struct.unpack_from("<QqHB", self.buf.raw, at)
             found.append((os.fsdecode(self.buf.raw[at + 19 : at + size].split(b"\0", 1)[0]), ino))
             at += size
-        return [(name, ino) for name, ino in found if name not in (".", "..")]
+        return found
 
     def close(self) -> None:
         os.close(self.fd)
