@@ -474,14 +474,20 @@ static u32 tree_blocks(struct inode *dir, u32 keys)
 	return itree_bulk_blocks(dir->i_sb->s_blocksize, keys) + 3;
 }
 
-/* Can the transaction and the disk take so many blocks of a tree? */
+/*
+ * Can the transaction and the disk take so many blocks of a tree?  Those that
+ * are kept for root, or for what must not fail, are not there for it: a build
+ * that fails half way would leave blocks behind.
+ */
 static int make_room(handle_t *handle, struct inode *dir, u32 blocks)
 {
+	struct ext4_sb_info *sbi = EXT4_SB(dir->i_sb);
+
 	if (ext4_journal_extend(handle, blocks, 0))
 		return -EAGAIN;
-	if (percpu_counter_compare(&EXT4_SB(dir->i_sb)->s_freeclusters_counter,
-				   blocks) < 0)
+	if (ext4_claim_free_clusters(sbi, blocks, 0))
 		return -ENOSPC;
+	percpu_counter_sub(&sbi->s_dirtyclusters_counter, blocks);
 	return 0;
 }
 
