@@ -288,4 +288,4 @@ def windows(g: Guest) -> None:
         g.equal((told["names"], told["returned"], told["wrong"]), (g.p["n"], g.p["n"], 0), "names")
 
 
-case("reader-windows", "scans", {"n": 34000, "readers": 12}, mkfs=("-b", "4096", "-N", "50000"), cost=20)(windows)
+case("reader-windows", "scans", {"n": 12000, "readers": 8}, mkfs=("-b", "4096", "-N", "20000"), cost=8)(windows)
