@@ -217,19 +217,14 @@ def test_links_to_one_inode(one):
         ["symlink symlink target"],
         ["mknod pipe p"],
         ["rm 0000000000000000.msg"],
-        ["expand_dir /big"],
         ["write /dev/null written"],
     ],
     ids=lambda commands: commands[0].split()[0],
 )
 def test_a_changed_directory_has_no_stale_tree(image, commands):
-    names, size = image.names(), re.search(r"Size: (\d+)", image.inode("/big")[2])[1]
+    names = image.names()
     image.debugfs("cd /big", *commands, write=True)
-    assert image.names() != names or re.search(r"Size: (\d+)", image.inode("/big")[2])[1] != size, "nothing has changed"
-    if commands[0].startswith("expand_dir"):
-        # Growing breaks the htree's idea of its blocks, with or without us.
-        code, out = image.fsck("-fy")
-        assert code in (0, 1) and "Itree" not in out, out
+    assert image.names() != names, "nothing has changed"
     assert image.has_tree(), "the tree was not kept"
     image.exact()
     image.clean()
