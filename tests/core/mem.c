@@ -315,6 +315,13 @@ static void mem_free(struct itree *t, void *mem)
 	free(mem);
 }
 
+static void mem_relax(struct itree *t)
+{
+	struct mem_dev *d = t->priv;
+
+	d->relaxed++;
+}
+
 const struct itree_ops mem_ops = {
 	.read = mem_read,
 	.checked = mem_checked,
@@ -324,6 +331,7 @@ const struct itree_ops mem_ops = {
 	.release = mem_release,
 	.alloc = mem_alloc,
 	.free = mem_free,
+	.relax = mem_relax,
 };
 
 const struct itree_ops mem_ops_plain = {

@@ -57,6 +57,7 @@ struct mem_dev {
 	/* read by tests */
 	u64 calls[MEM_OPS];
 	u64 failed; /* failures injected */
+	u64 relaxed; /* times that others could have run */
 };
 
 extern const struct itree_ops mem_ops; /* with ->checked */

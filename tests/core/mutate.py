@@ -216,6 +216,8 @@ MUTATIONS = [
         "return node_level(b) == level &&\n\t       count <= itree_limit(t->block_size, node_is_root(b), level);",
         "(void)t;\n\t(void)count;\n\treturn node_level(b) == level;",
     ),
+    ("verify: nodes in a row", BULK, "\t\t\trelax(t);\n", ""),
+    ("verify: free nodes in a row", BULK, "\t\trelax(v->t);\n", ""),
     ("shared node: level not compared", MODIFY, "return node_level(b) == level &&\n\t       count", "return count"),
     ("shared node: position behind the end", MODIFY, "if (pos > count || !node_fits", "if (!node_fits"),
     ("shared node: removed from an empty one", MODIFY, "if (pos >= count || !node_fits", "if (!node_fits"),

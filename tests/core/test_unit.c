@@ -335,6 +335,25 @@ static void append_fills(void *arg)
 	tree_close(&x);
 }
 
+/* Other tasks can run before each node that verify reads. */
+static void verify_relaxes(void *arg)
+{
+	struct craft c = { .block_size = 1024,
+			   .depth = 3,
+			   .path = { 0, 40, 10 },
+			   .spare = 30 };
+	struct itree_report r;
+
+	(void)arg;
+	tree_craft(&x, &c, NULL);
+	x.d.relaxed = 0;
+	CHECK_EQ(itree_verify(&x.t, &r), 0);
+	CHECK(r.nodes > 40 && r.free_count == 30);
+	CHECK_EQ(x.d.relaxed, r.nodes - 1 + r.free_count);
+	tree_end_op(&x);
+	tree_close(&x);
+}
+
 static void random_fills(void *arg)
 {
 	u32 n;
@@ -2040,6 +2059,7 @@ static const struct {
 	{ "seek in many keys", seek_many },
 	{ "a block is checked once", checked_once },
 	{ "without the checked operation", without_checked_op },
+	{ "verify lets others run", verify_relaxes },
 	{ "random inserts, descending inserts", random_fills },
 	{ "a split leaves halves", split_in_half },
 	{ "no append split inside the tree", no_append_in_the_middle },

@@ -298,6 +298,11 @@ static void op_free(struct itree *t, void *mem)
 	kvfree(mem);
 }
 
+static void op_relax(struct itree *t)
+{
+	cond_resched();
+}
+
 static const struct itree_ops ext4_itree_ops = {
 	.read		= op_read,
 	.checked	= op_checked,
@@ -307,6 +312,7 @@ static const struct itree_ops ext4_itree_ops = {
 	.release	= op_release,
 	.alloc		= op_alloc,
 	.free		= op_free,
+	.relax		= op_relax,
 };
 
 /* The segment cannot have more blocks than the directory owns. */

@@ -213,6 +213,12 @@ static int verify_leaf(struct verify *v, const struct itree_buf *b)
 	return 0;
 }
 
+static void relax(struct itree *t)
+{
+	if (t->ops->relax)
+		t->ops->relax(t);
+}
+
 /* Visits every node below the root, children before their next sibling. */
 static int verify_nodes(struct verify *v)
 {
@@ -236,6 +242,7 @@ static int verify_nodes(struct verify *v)
 			err = itree_read_child(&cur, level);
 			if (err)
 				break;
+			relax(t);
 			level--;
 			s = &cur.step[level];
 			v->r->nodes++;
@@ -263,6 +270,7 @@ static int verify_free(struct verify *v, const struct itree_info *info)
 		err = itree_read_free(v->t, lblk, &b);
 		if (err)
 			return err;
+		relax(v->t);
 		if (!see(v, lblk)) {
 			itree_put(v->t, &b);
 			return itree_corrupt(v->t, "loop in free list", lblk);

@@ -50,6 +50,8 @@ struct itree_buf {
  * dirty:   @buf was modified: set its checksum and pass it to the journal.
  * release: undo read or grow.
  * alloc, free: zeroed memory for itree_verify().
+ * relax:   may be NULL.  itree_verify() calls it once a node, so that the
+ *          home can let other tasks run.  A bulk load does not: its "next" can.
  */
 struct itree_ops {
 	int	(*read)(struct itree *t, u32 lblk, struct itree_buf *buf);
@@ -60,6 +62,7 @@ struct itree_ops {
 	void	(*release)(struct itree *t, struct itree_buf *buf);
 	void	*(*alloc)(struct itree *t, size_t bytes);
 	void	(*free)(struct itree *t, void *mem);
+	void	(*relax)(struct itree *t);
 };
 
 /* An open tree.  Everything but ops, priv and max_blocks is the core's. */
