@@ -215,6 +215,22 @@ def falls(numbers):
     return sum(b < a for a, b in zip(numbers, numbers[1:], strict=False))
 
 
+# What asked_ahead() looks for.
+AHEAD_CALLS = ("fadvise64", "mmap")
+
+
+def asked_ahead(line):
+    """From a line of `strace -y`: the path of a file that is read ahead, and how many bytes; or None.
+
+    A file alone is advised, neighbours are mapped side by side for one madvise().
+    """
+    found = re.search(r"fadvise64\(\d+<([^>]*)>, \d+, (\d+), POSIX_FADV_WILLNEED", line)
+    if found:
+        return found[1], int(found[2])
+    found = re.search(r"mmap\(0x\w+, (\d+), PROT_NONE, MAP_SHARED\|MAP_FIXED, \d+<([^>]*)>", line)
+    return (found[2], int(found[1])) if found else None
+
+
 def named_in_order(trace, calls, folder):
     """The files of a folder that a program names in these system calls, in order, each once.
 

@@ -8,7 +8,20 @@ import shutil
 import subprocess
 
 import pytest
-from conftest import HERE, REPO, built, contents, falls, first_extent, forget, in_memory, named_in_order, run
+from conftest import (
+    AHEAD_CALLS,
+    HERE,
+    REPO,
+    asked_ahead,
+    built,
+    contents,
+    falls,
+    first_extent,
+    forget,
+    in_memory,
+    named_in_order,
+    run,
+)
 
 pytestmark = pytest.mark.skipif(
     not os.environ.get("ITREE_FULL"), reason="coreutils takes two minutes to build: ITREE_FULL=1"
@@ -92,15 +105,27 @@ def copied(tmp_path, argv, folder, cold=True, **kwargs):
     if cold:
         forget(folder)
     known = set(os.listdir(folder))
-    run("strace", "-f", "--seccomp-bpf", "-y", "-qq", "-o", out, "-e", "trace=openat,fadvise64", *argv, **kwargs)
+    run(
+        "strace",
+        "-f",
+        "--seccomp-bpf",
+        "-y",
+        "-qq",
+        "-o",
+        out,
+        "-e",
+        f"trace=openat,{','.join(AHEAD_CALLS)}",
+        *argv,
+        **kwargs,
+    )
     made, ahead = [], []
     for line in pathlib.Path(out).read_text(errors="replace").splitlines():
         found = re.search(r'openat\([^"]*"([^"]*)", [A-Z_|]*O_CREAT', line)
         if found and os.path.basename(found[1]) in known:
             made.append(os.path.basename(found[1]))
-        found = re.search(r"fadvise64\(\d+<([^>]*)>.*WILLNEED", line)
-        if found and os.path.basename(found[1]) in known:
-            ahead.append(os.path.basename(found[1]))
+        asked = asked_ahead(line)
+        if asked and os.path.basename(asked[0]) in known:
+            ahead.append(os.path.basename(asked[0]))
     return made, ahead
 
 

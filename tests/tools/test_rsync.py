@@ -10,7 +10,18 @@ import shutil
 import threading
 
 import pytest
-from conftest import built, contents, falls, first_extent, forget, in_memory, named_in_order, run
+from conftest import (
+    AHEAD_CALLS,
+    asked_ahead,
+    built,
+    contents,
+    falls,
+    first_extent,
+    forget,
+    in_memory,
+    named_in_order,
+    run,
+)
 
 SYSTEM = "/usr/bin/rsync"
 STATS = ("lstat", "stat", "newfstatat", "statx")
@@ -120,9 +131,9 @@ def sent_ahead(out, folder):
             opened[name] = opened.get(name, 0) + 1
             if name in waiting and opened[name] == 2:
                 del waiting[name]
-        elif "WILLNEED" in line:
+        elif asked_ahead(line):
             names.append(name)
-            waiting[name] = int(re.search(r", (\d+), POSIX_FADV_WILLNEED", line)[1])
+            waiting[name] = asked_ahead(line)[1]
             most = max(most[0], sum(waiting.values())), max(most[1], len(waiting))
     return names, *most
 
@@ -150,7 +161,7 @@ def test_reads_ahead_in_disk_order(rsync, shell, some, ext4, tmp_path, extra):
     argv = [rsync, "-a", *extra, "-e", shell, f"--rsync-path={SYSTEM}", f"{some}/", f"x:{out}/"]
     forget(some)
     try:
-        log = trace(tmp_path, ("openat", "fadvise64"), *argv, strace=("-y",))
+        log = trace(tmp_path, ("openat", *AHEAD_CALLS), *argv, strace=("-y",))
         names, _, _ = sent_ahead(log, some)
         for name in os.listdir(some):
             assert (out / name).read_bytes() == (some / name).read_bytes()
@@ -174,7 +185,7 @@ def test_reads_nothing_ahead_that_is_in_memory(rsync, many, ext4, tmp_path):
     out = ext4 / "copy"
     try:
         with in_memory(many.iterdir()):
-            log = trace(tmp_path, ("openat", "fadvise64", "ioctl"), rsync, "-a", f"{many}/", f"{out}/", strace=("-y",))
+            log = trace(tmp_path, ("openat", *AHEAD_CALLS, "ioctl"), rsync, "-a", f"{many}/", f"{out}/", strace=("-y",))
         text = log.read_text()
         assert sent_ahead(log, many) == ([], 0, 0) and not text.count("FIEMAP")
         opened = len(re.findall(rf"<{re.escape(str(many))}/[^/>]*>$", text, re.M))
@@ -188,7 +199,7 @@ def rounds(out):
     """From such a trace: how many files were read ahead at each look."""
     counts = [0]
     for line in pathlib.Path(out).read_text(errors="replace").splitlines():
-        if "WILLNEED" in line:
+        if asked_ahead(line):
             counts[-1] += 1
         elif counts[-1] and "openat(" in line:
             counts.append(0)
@@ -221,7 +232,7 @@ def test_reads_less_ahead_when_that_is_lost(rsync, many, ext4, tmp_path):
         forget(many)
         try:
             with around:
-                log = trace(tmp_path, ("openat", "fadvise64"), rsync, "-a", f"{many}/", f"{out}/", strace=("-y",))
+                log = trace(tmp_path, ("openat", *AHEAD_CALLS), rsync, "-a", f"{many}/", f"{out}/", strace=("-y",))
             assert contents(out) == contents(many)
         finally:
             shutil.rmtree(out, ignore_errors=True)
@@ -263,10 +274,10 @@ def test_reading_ahead_is_bounded(rsync, ext4, tmp_path):
         # Within the same second rsync leaves the target's time of a directory as it is.
         os.utime(top, (1, 1))
         forget(top)
-        log = trace(tmp_path, ("openat", "fadvise64"), rsync, "-aS", f"{top}/", f"{out}/", strace=("-y",))
+        log = trace(tmp_path, ("openat", *AHEAD_CALLS), rsync, "-aS", f"{top}/", f"{out}/", strace=("-y",))
         names, size, _ = sent_ahead(log, top)
         assert len(names) > 80 and 600 << 10 < size < 17 << 20
-        off = trace(tmp_path, ("openat", "fadvise64"), rsync, "-aS", f"{top}/", f"{out}2/", strace=("-y",),
+        off = trace(tmp_path, ("openat", *AHEAD_CALLS), rsync, "-aS", f"{top}/", f"{out}2/", strace=("-y",),
                     env={"DISKORDER": "off"})  # fmt: skip
         assert sent_ahead(off, top) == ([], 0, 0)
         assert contents(top) == contents(out) == contents(ext4 / "big copy2")
