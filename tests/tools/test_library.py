@@ -7,7 +7,7 @@ import re
 import shutil
 
 import pytest
-from conftest import HERE, built, falls, loop_mounted, run
+from conftest import HERE, built, falls, loop_mounted, named_in_order, run
 
 ORDER = "import os, sys; print('\\n'.join(f'{e.inode()} {e.name}' for e in os.scandir(sys.argv[1])))"
 WARN = ("-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Wshadow", "-Werror")
@@ -145,6 +145,25 @@ def test_command():
     text = built("share/man/man1/diskorder.1").read_text()
     for word in ("DISKORDER", "DISKORDER_MEMORY", "telldir", "\\-m"):
         assert word in text
+
+
+STATS = ("lstat", "stat", "newfstatat", "statx")
+
+
+def test_examples_gain(many, tmp_path):
+    """The commands that the man page gives look at inodes in order, and do not by themselves."""
+    page = built("share/man/man1/diskorder.1").read_text().split(".SH EXAMPLES")[1].split(".SH")[0]
+    examples = [line.replace("\\-", "-").split() for line in page.splitlines() if line.startswith("diskorder ")]
+    assert len(examples) >= 2
+    for example in examples:
+        orders = []
+        for wrapper in ([], [built("bin/diskorder")]):
+            out = tmp_path / "trace"
+            argv = [str(many) if word == "/srv/mail" else word for word in example[1:]]
+            calls = ",".join(f"?{c}" for c in STATS)
+            run("strace", "-f", "-y", "-o", out, "-e", f"trace={calls}", *wrapper, *argv)
+            orders.append(falls([os.stat(many / n).st_ino for n in named_in_order(out, STATS, many)]))
+        assert orders[0] > 1000 and orders[1] <= 2, example
 
 
 def test_elsewhere_the_order_stays():
