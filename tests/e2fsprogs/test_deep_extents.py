@@ -2,11 +2,17 @@
 """e2fsck accepts a tree wherever it begins in a deep extent tree, and answering no to everything is safe."""
 
 import hashlib
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 from bigdir import bigdir, fill, htree
-from conftest import SEG, make
+from conftest import REPO, SEG, make
+
+sys.path.append(str(REPO / "tests" / "walker"))
+import configs
 
 # Names of 240 bytes that ext2fs_htree_build() puts into a block
 NAMES = {1024: 4, 2048: 7, 4096: 14}
@@ -14,10 +20,10 @@ NAMES = {1024: 4, 2048: 7, 4096: 14}
 ENTRIES = {1024: 83, 2048: 168, 4096: 339}
 
 
-def scattered(path, blocks, block_size=1024, features="itree"):
+def scattered(path, blocks, block_size=1024, features="itree", room=60):
     """A directory of about that many blocks, each an extent of its own, and its tree."""
     image = make(path, features=features, block_size=block_size, size="24M")
-    bigdir("eat", image, blocks + blocks // 3 + 60, "scattered")
+    bigdir("eat", image, blocks + blocks // 3 + room, "scattered")
     names = [f"{i:07d}".ljust(240, "n") for i in range(blocks * NAMES[block_size])]
     fill(image, names, links=len(names))
     htree(image)
@@ -31,6 +37,45 @@ def extents(image):
     out = image.debugfs("ex /big")
     found = re.findall(r"^ *(\d+)/ *(\d+) +(\d+)/ *\d+ +(\d+) - +(\d+)", out, re.M)
     return [tuple(map(int, entry)) for entry in found]
+
+
+def places(image):
+    """(depth of the extents, place of the segment in its leaf, place of that leaf in its index block).
+
+    A place is "first", "middle" or "last"; "only" is both first and last.
+    """
+    out = image.debugfs("ex /big")
+    rows = re.findall(r"^ *(\d+)/ *(\d+) +(\d+)/ *(\d+) +(\d+) - ", out, re.M)
+    way = {}
+    for level, depth, index, count, start in (map(int, row) for row in rows):
+        way[level] = (index, count)
+        if start == SEG and level == depth:
+            break
+    else:
+        pytest.fail(f"no segment:\n{out}")
+
+    def place(index, count):
+        return "only" if count == 1 else "first" if index == 1 else "last" if index == count else "middle"
+
+    return depth, place(*way[depth]), place(*way[depth - 1])
+
+
+def volume(image, *lines):
+    """Run commands of tests/walker/src/volume.c"""
+    res = subprocess.run([configs.helper(), "run", image.path], input="".join(line + "\n" for line in lines),
+                         capture_output=True, text=True, check=False)  # fmt: skip
+    assert res.returncode == 0, res.stdout + res.stderr
+    return res.stdout
+
+
+def untouched(image, what):
+    """No run of e2fsck finds or changes anything."""
+    before = content(image)
+    for answer in ("-fn", "-fp", "-fy"):
+        # The extent tree could be narrower, and that of the ballast has holes.
+        code, out = image.fsck(answer, "-E", "no_optimize_extents")
+        assert code == 0, f"{what}, e2fsck {answer}: exit code {code}\n{out}"
+    assert content(image) == before, f"{what}: e2fsck changed a sound volume"
 
 
 def content(image):
@@ -52,15 +97,72 @@ def test_every_place_of_the_segment(tmp_path, block_size):
         assert {depth for _, depth, *_ in entries} == {2}
         first = any(level == 1 and start == SEG for level, _, _, start, _ in entries)
         begins, within = begins + first, within + (not first)
-        names, before = image.names(), content(image)
-        for answer in ("-fn", "-fp", "-fy"):
-            # The ballast's extent tree has holes, and could be narrower.
-            code, out = image.fsck(answer, "-E", "no_optimize_extents")
-            assert code == 0, f"{blocks} blocks, e2fsck {answer}: exit code {code}\n{out}"
-        assert content(image) == before, f"{blocks} blocks: e2fsck changed a sound volume"
-        assert image.names() == names
+        untouched(image, f"{blocks} blocks")
         image.path.unlink()
     assert begins and within, f"{begins} trees began a leaf, {within} did not"
+
+
+@pytest.mark.parametrize(
+    ("block_size", "features"),
+    [(1024, "itree"), (1024, "itree,large_dir"), (1024, "itree,^metadata_csum"), (2048, "itree"), (4096, "itree")],
+)
+def test_depth_2_to_4(tmp_path, block_size, features):
+    """The same extents in trees of other shapes, at random: small volumes have no other way to depth 3 and 4."""
+    image = scattered(tmp_path / "image", 420, block_size, features, room=600)
+    seen, full = set(), os.environ.get("ITREE_FULL")
+    for seed in range(1000 if full else 64):
+        volume(image, f"reshape /big {seed} {(4, 5, 6, 7, 8, 10, 20, 40)[seed % 8]} {seed // 8 % 2}")
+        found = places(image)
+        if full or found not in seen:
+            untouched(image, f"seed {seed}, {found}")
+        seen.add(found)
+    assert {depth for depth, *_ in seen} >= {2, 3, 4}, seen
+    assert {leaf for _, leaf, _ in seen} >= {"first", "middle", "last"}, seen
+    assert {index for *_, index in seen} >= {"first", "middle", "last"}, seen
+    image.exact()
+
+
+def test_growth_alone(tmp_path):
+    """Names come in; the extents before the segment fill their leaf, which is split."""
+    image = scattered(tmp_path / "image", 5 * ENTRIES[1024] - 30, room=600)
+    source = image.names()[0][0]
+    leaves = [level for level, *_ in extents(image)].count(1)
+    for step in range(12):
+        out = volume(image, f"names /big grown{step:03} 0 32 240 /big/{source} 0")
+        assert out.startswith("ok"), out
+        assert image.has_tree()
+        untouched(image, f"step {step}, {places(image)}")
+    assert [level for level, *_ in extents(image)].count(1) > leaves
+    image.exact()
+
+
+def test_packed_after_deletes(tmp_path):
+    """e2fsck -fyD frees the blocks in front of the segment, and builds the tree anew."""
+    image = scattered(tmp_path / "image", 5 * ENTRIES[1024])
+    before = len(extents(image))
+    for share in (9, 5, 2):
+        gone = [name for number, (name, _) in enumerate(image.names()) if number % share == 0]
+        volume(image, *(f"unlink /big/{name}" for name in gone))
+        untouched(image, f"one in {share} names deleted")
+        assert image.fsck("-fyD", "-E", "no_optimize_extents")[0] in (0, 1)
+        assert image.has_tree()
+        image.exact()
+        untouched(image, f"packed, {places(image)}")
+        assert before > (before := len(extents(image)))
+
+
+@pytest.mark.parametrize("features", ["itree", "itree,large_dir"])
+def test_filled_by_mke2fs(tmp_path, features):
+    """With -d, data of files lie between the blocks of their directory."""
+    (tmp_path / "source" / "big").mkdir(parents=True)
+    for number in range(1800):
+        (tmp_path / "source" / "big" / f"{number:07}".ljust(240, "n")).write_bytes(b"x" * 1024)
+    image = make(tmp_path / "image", tmp_path / "source", features)
+    assert image.has_tree()
+    assert places(image)[0] == 2
+    untouched(image, f"{places(image)}")
+    assert len(image.names()) == 1800
+    image.exact()
 
 
 def test_no_to_a_bad_htree_entry(tmp_path):
