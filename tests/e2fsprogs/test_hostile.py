@@ -51,6 +51,27 @@ def test_repaired_in_one_run(checker, first):
     assert not bad, "\n\n".join(bad)
 
 
+@pytest.mark.parametrize("base", bases.BASES)
+def test_no_to_everything(checker, base):
+    """10 seeds of each image, others than above: `e2fsck -fn` neither crashes nor changes anything."""
+    count = 1000 if os.environ.get("ITREE_FULL") else 10
+    verdicts = [checker.one(100000 + n, base, no=True) for n in range(count)]
+    bad = [f"{v.damage}\n{v.why}\nagain: {v.command()}\n{v.output}" for v in verdicts if v.state != "passed"]
+    assert not bad, "\n\n".join(bad)
+    assert any("exit code 4" in v.output for v in verdicts), "e2fsck found nothing to ask"
+
+
+def test_stock_e2fsck_changes_nothing(tmp_path):
+    """Release 1.47.2 refuses the volume whatever it may do, as docs/format.md says."""
+    image = tmp_path / "image"
+    shutil.copyfile(bases.get("1k-scattered"), image)
+    before = image.read_bytes()
+    for answers, expected in (("-fn", 12), ("-fp", 8), ("-p", 8), ("-fy", 8), ("-y", 8)):
+        code, out = check.run([build("pristine") / "sbin" / "e2fsck", answers, image])
+        assert (code, "unsupported feature(s): FEATURE_R30" in out) == (expected, True), f"{answers}: {code}\n{out}"
+        assert image.read_bytes() == before
+
+
 @pytest.mark.parametrize("base", ["1k", "4k-nocsum"])
 def test_same_seed_same_damage(base, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"

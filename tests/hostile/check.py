@@ -31,6 +31,7 @@ CLUSTERS = re.compile(
 )
 # The same of an extent block and its inode if both have a wrong checksum: the block's is never put right.
 CHECKSUMS = "extent block passes checks, but checksum does not match extent"
+SIGNAL = re.compile(r"^Signal \(\d+\)", re.M)
 SANITIZER = re.compile(r"runtime error:|AddressSanitizer|UndefinedBehaviorSanitizer")
 
 
@@ -44,9 +45,10 @@ class Verdict:
     why: str = ""
     output: str = ""
     rebuilt: bool = False  # every directory that had a tree has one again
+    no: bool = False  # all questions are answered no
 
     def command(self):
-        return f"tests/hostile/fsck --seeds {self.seed} --base {self.base} --verbose"
+        return f"tests/hostile/fsck {'--no ' * self.no}--seeds {self.seed} --base {self.base} --verbose"
 
 
 class Good:
@@ -103,6 +105,23 @@ def repair(e2fsck, path):
     return None, said
 
 
+def look_only(e2fsck, path):
+    """Answer no to everything; returns (what is wrong or None, what it said)."""
+    before = pathlib.Path(path).read_bytes()
+    code, out = run([e2fsck, "-fn", path])
+    said = f"--- e2fsck -fn: exit code {code}\n{out}"
+    if code is None:
+        return f"e2fsck -fn did not end within {LIMIT} s", said
+    # e2fsck catches signals, and ends with 8.
+    if SANITIZER.search(out) or SIGNAL.search(out) or code < 0 or code == 86:
+        return f"e2fsck -fn crashed (exit code {code})", said
+    if code not in (0, 4, 8, 12):
+        return f"e2fsck -fn: exit code {code}", said
+    if pathlib.Path(path).read_bytes() != before:
+        return "e2fsck -fn has changed the image", said
+    return None, said
+
+
 def lost(good, damage, disk):
     """What should be there and is not: a list of sentences."""
     now = disk.tree()
@@ -139,8 +158,11 @@ class Checker:
         self.pristine = pristine and bases.tool("e2fsck", pristine)
         self.good = {}
 
-    def one(self, seed, base=None, kinds=None, keep=None):
-        """Verdict on a seed. base: image to damage, else the seed decides; keep: leave the damaged image there."""
+    def one(self, seed, base=None, kinds=None, keep=None, no=False):
+        """Verdict on a seed. base: image to damage, else the seed decides; keep: leave the damaged image there.
+
+        no: run `e2fsck -fn` only, which must neither crash nor change anything.
+        """
         name = base or bases.of_seed(seed)
         path = bases.get(name)
         image = self.folder / "image"
@@ -148,7 +170,11 @@ class Checker:
         damage = hostile.corrupt(image, seed, kinds)
         if keep:
             shutil.copyfile(image, keep)
-        verdict = Verdict(seed, name, str(damage), damage.kinds, "passed")
+        verdict = Verdict(seed, name, str(damage), damage.kinds, "passed", no=no)
+        if no:
+            verdict.why, verdict.output = look_only(self.e2fsck, image)
+            verdict.state = "failed" if verdict.why else "passed"
+            return verdict
         self.repair_and_look(image, damage, verdict)
         return verdict
 
