@@ -19,6 +19,8 @@ from conftest import (
     first_extent,
     forget,
     in_memory,
+    loop_mounted,
+    make_many,
     named_in_order,
     run,
 )
@@ -331,3 +333,18 @@ def test_help_and_manual(rsync):
     assert "DISKORDER=off" in run(rsync, "--help")
     page = built("share/man/man1/rsync.1").read_text()
     assert "DISKORDER" in page and "DISKORDER_MEMORY" in page
+
+
+def test_asks_btrfs_nothing(rsync, tmp_path):
+    """FIEMAP there looks for all that share the data, which takes longer with each snapshot."""
+    if os.geteuid() or not shutil.which("mkfs.btrfs"):
+        pytest.skip("root and mkfs.btrfs are needed")
+    image = tmp_path / "btrfs"
+    with open(image, "wb") as handle:
+        handle.truncate(256 << 20)
+    run("mkfs.btrfs", "-q", image)
+    with loop_mounted(image, tmp_path / "mnt") as where:
+        source = forget(make_many(where / "many", 300))
+        log = trace(tmp_path, ("ioctl",), rsync, "-a", f"{source}/", f"{tmp_path}/copy/")
+        assert "FIEMAP" not in log.read_text()
+        assert contents(tmp_path / "copy") == contents(source)
