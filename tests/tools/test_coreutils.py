@@ -19,6 +19,8 @@ from conftest import (
     first_extent,
     forget,
     in_memory,
+    loop_mounted,
+    make_many,
     named_in_order,
     run,
 )
@@ -365,3 +367,26 @@ def test_help_and_manual():
     for name in ("ls", "cp", "mv"):
         assert "DISKORDER=off" in run(built(f"bin/{name}"), "--help").replace("\n", " ")
         assert "DISKORDER=off" in built(f"share/man/man1/{name}.1").read_text()
+
+
+@pytest.mark.parametrize("name", ["cp", "mv"])
+def test_xfs_to_another_file_system(target, tmp_path, name):
+    """Nothing can be cloned: read in disk order.  Within XFS cp may clone, and nothing is read ahead."""
+    if os.geteuid() or not shutil.which("mkfs.xfs"):
+        pytest.skip("root and mkfs.xfs are needed")
+    image = tmp_path / "xfs"
+    with open(image, "wb") as handle:
+        handle.truncate(512 << 20)
+    run("mkfs.xfs", "-q", image)
+    with loop_mounted(image, tmp_path / "mnt") as where:
+        source = make_many(where / "many", 300)
+        if name == "cp":
+            made, ahead = copied(tmp_path, [built("bin/cp"), "-a", source, where / "copy"], source)
+            assert len(made) == 300 and not ahead
+            assert contents(where / "copy") == contents(source)
+        before = contents(source)
+        by_name = {n: first_extent(source / n) for n in os.listdir(source)}
+        made, ahead = copied(tmp_path, [built(f"bin/{name}"), *["-a"] * (name == "cp"), source, target], source)
+        assert contents(target) == before
+        assert sorted(ahead) == sorted(made) == sorted(by_name)
+        assert not falls([by_name[n] for n in made])
