@@ -175,3 +175,18 @@ def test_no_to_a_bad_htree_entry(tmp_path):
     assert "bad block number" in out and "Pass 5" in out, out
     image.fsck("-fy", ok=(1,))
     image.clean()
+
+
+@pytest.mark.parametrize("length", [7, 9, 255])
+def test_htree_root_that_says_a_wrong_place(tmp_path, length):
+    """The entries of an htree's root begin at a multiple of 4; -n goes on with a root that says otherwise."""
+    image = scattered(tmp_path / "image", 400, features="itree,^metadata_csum")
+    # info_length is at byte 29 of the directory's first block.
+    image.change(f"zap_block -f /big -o 29 -l 1 -p {length} 0")
+    code, out = image.fsck("-fn")
+    # Pass 1 says it of a length below 8, pass 2 of the others.
+    assert code == 4 and re.search(r"invalid root node|root node is invalid", out), f"exit code {code}\n{out}"
+    names = image.names()
+    image.fsck("-fy", ok=(1,))
+    image.clean()
+    assert image.names() == names
