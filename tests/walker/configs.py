@@ -50,7 +50,7 @@ CONFIGS = {
         Config("1k-large", f"itree,{BARE},large_dir,metadata_csum_seed,ea_inode"),
         Config("1k-casefold", f"itree,{BARE},casefold", extra=("-E", "encoding=utf8"), casefold=True),
         Config("1k-encrypt", f"itree,{BARE},encrypt,stable_inodes,verity"),
-        Config("1k-journal", "itree,fast_commit", size=10, extra=("-J", "size=1")),
+        Config("1k-journal", "itree", size=10, extra=("-J", "size=1")),
         Config("1k-flat", f"itree,{BARE},^flex_bg,^metadata_csum,uninit_bg", extra=("-g", "2048")),
         Config("1k-bigalloc", f"itree,{BARE},bigalloc", size=12, extra=("-C", "2048")),
         Config("2k", f"itree,{BARE}", 2048, 12, names=4400),
