@@ -171,7 +171,8 @@ def nfs_sweep(g: Guest) -> None:
         stock = over_nfs("3")
         g.stats |= {"local": local, "nfs3": three, "nfs4": four, "noitree": stock}
         said = f"requests over NFS 3 {three}, 4.2 {four}, noitree {stock}, local {local}"
-        g.want(max(three, four) <= 1.5 * local and max(three, four) < 0.75 * stock, said)
+        # The names of the first replies come before it is known that the reader looks at inodes.
+        g.want(max(three, four) <= 1.5 * local + 64 and max(three, four) < 0.75 * stock, said)
     finally:
         server.stop()
 
@@ -246,7 +247,7 @@ def overflow(g: Guest) -> None:
 _NFS = {"size": "1G", "mkfs": ("-b", "4096", "-N", "300000"), "limit": 1500}
 case("reader-nfs-storm", "open", {"n": 5_000, "full": 50_000}, cost=60, **_NFS)(nfs_storm)
 case("reader-nfs-create", "open", {"n": 2_000}, cost=60, **_NFS)(nfs_create)
-case("reader-nfs-sweep", "open", {"n": 12_000, "bs": 4096}, cost=60, **_NFS)(nfs_sweep)
+case("reader-nfs-sweep", "open", {"n": 5_000, "bs": 4096}, cost=30, **_NFS)(nfs_sweep)
 for _n, _more in ((150, {}), (1_000, {}), (5_000, {"full": 50_000})):
     _params = {"n": _n, "full": _n, **_more}
     case(f"reader-anew-{_n}", "open", _params, size="512M", mkfs=("-b", "4096", "-N", "150000"), cost=15)(anew)
