@@ -11,6 +11,7 @@ import pathlib
 import shutil
 import subprocess
 import tempfile
+import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 REPO = HERE.parents[1]
@@ -115,7 +116,6 @@ def put(path, make):
     return path
 
 
-@functools.cache
 def helper():
     """The program that changes volumes through libext2fs (src/volume.c)"""
     path = KEEP / key() / "volume"
@@ -166,7 +166,8 @@ def fill(config, path):
 def template(name):
     """Path of the volume that walks of this configuration begin with"""
     for old in KEEP.glob("*/"):
-        if old.name != key() and len(old.name) == 16:
+        # Those of today may be in use: with other tools, or by who began before the tools were built anew.
+        if old.name != key() and len(old.name) == 16 and old.stat().st_mtime < time.time() - 86400:
             shutil.rmtree(old, ignore_errors=True)
     path = KEEP / key() / f"{name}.img"
     return path if path.exists() else put(path, lambda new: fill(CONFIGS[name], new))
