@@ -773,6 +773,19 @@ static errcode_t ballast_done(ext2_ino_t ino, struct ext2_inode *inode,
 	return err;
 }
 
+/* The ballast's number, inode and extents; free_map() after success */
+static errcode_t open_ballast(ext2_ino_t *ino, struct ext2_inode *inode,
+			      struct map *map)
+{
+	errcode_t err = ballast(ino);
+
+	if (!err)
+		err = ext2fs_read_inode(fs, *ino, inode);
+	if (!err)
+		err = read_map(*ino, inode, map);
+	return err;
+}
+
 /*
  * eat PERIOD COUNT: a file takes all free clusters but every PERIODth; no more
  * than COUNT are left.
@@ -785,12 +798,8 @@ static errcode_t op_eat(char **arg)
 	struct ext2_inode inode;
 	ext2_ino_t ino;
 	struct map map;
-	errcode_t err = ballast(&ino);
+	errcode_t err = open_ballast(&ino, &inode, &map);
 
-	if (!err)
-		err = ext2fs_read_inode(fs, ino, &inode);
-	if (!err)
-		err = read_map(ino, &inode, &map);
 	if (err)
 		return err;
 	/* The file's own map needs some: clusters that stay free first. */
@@ -849,12 +858,8 @@ static errcode_t op_release(char **arg)
 	struct ext2_inode inode;
 	ext2_ino_t ino;
 	struct map map;
-	errcode_t err = ballast(&ino);
+	errcode_t err = open_ballast(&ino, &inode, &map);
 
-	if (!err)
-		err = ext2fs_read_inode(fs, ino, &inode);
-	if (!err)
-		err = read_map(ino, &inode, &map);
 	if (err)
 		return err;
 	state = strtoull(arg[1], NULL, 0);
