@@ -7,14 +7,13 @@ import os
 import random
 
 from kt import itree_ioctl as io
-from kt.guest import Guest
+from kt.guest import QUIET, Guest
 from kt.memory import read_since, read_so_far
 from kt.online import feature_on
 from kt.registry import case
 
 BOXES, ALL_BOXES = 100, 500
 LEAST, MOST = 20, 60  # directory blocks of a maildir
-QUIET = "noinit_itable,no_prefetch_block_bitmaps"  # nothing is read but what is asked for
 
 
 def boxes(g: Guest) -> list[str]:

@@ -26,6 +26,7 @@ import uml  # noqa: E402
 
 from kt import registry  # noqa: E402
 
+QUIET = "noinit_itable,no_prefetch_block_bitmaps"  # mount options: ext4 reads only what is asked for
 FS_IOC_GETFLAGS = 0x80086601
 FS_IOC_SETFLAGS = 0x40086602
 FS_IOC_FIEMAP = 0xC020660B

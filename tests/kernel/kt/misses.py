@@ -8,7 +8,7 @@ import pathlib
 import random
 
 from kt import itree_ioctl as io
-from kt.guest import Guest
+from kt.guest import QUIET, Guest
 from kt.online import feature_on
 from kt.registry import case
 
@@ -16,7 +16,6 @@ LOOKS, CREATES = 1500, 300
 NOISE = 3  # requests: the journal's, now and then
 TREE = 6  # of creates: the root of the tree, a leaf
 ITABLE = 32  # blocks of an inode table that ext4 reads together, from where an inode is: not always from the same one
-QUIET = "noinit_itable,no_prefetch_block_bitmaps"  # nothing is read but what is asked for
 
 
 class Reads:
