@@ -25,7 +25,7 @@
 /* Reading names that are in memory waits no more often. */
 #define FEW 4
 
-/* The limit of open files is the process's, and so is what was done to it. */
+/* All holds of a process share its limit of open files, so its state is here. */
 static struct {
 	pthread_mutex_t lock;
 	struct rlimit before; /* what the process had, */

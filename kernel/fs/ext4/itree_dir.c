@@ -556,9 +556,9 @@ static u32 hold_blocks(struct inode *dir, struct buffer_head **bh, u32 blocks)
 
 /*
  * Builds the tree of a directory that has grown to EXT4_ITREE_MIN_BLOCKS, in
- * the handle of the create that made it grow; the flag comes last.  What
- * stands in the way is no error: the directory does without.  Nothing is read
- * from the disk: a create in a cold directory waits for what stock ext4 reads.
+ * the handle of the create that made it grow; the flag comes last.  A
+ * build that fails is no error: the directory then has no tree.  It reads
+ * nothing from the disk, so a create waits for no more than on stock ext4.
  */
 static void build(handle_t *handle, struct inode *dir)
 {
