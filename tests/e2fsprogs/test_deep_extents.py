@@ -122,6 +122,38 @@ def test_depth_2_to_4(tmp_path, block_size, features):
     image.exact()
 
 
+def gap(image, where):
+    """Take blocks away on one side of the segment's first block, or that block itself."""
+    last = max(end for level, depth, _, _, end in extents(image) if level == depth and end < SEG)
+    first, final = {"before": (last - 1, last), "at": (SEG, SEG), "behind": (SEG + 1, SEG + 2)}[where]
+    image.change(f"punch /big {first} {final}")
+    assert first not in {start for _, _, _, start, _ in extents(image)}
+
+
+@pytest.mark.parametrize("where", ["before", "at", "behind"])
+@pytest.mark.parametrize(("depth", "limit"), [(2, 40), (3, 10), (4, 5)])
+def test_a_gap_on_either_side(tmp_path, where, depth, limit):
+    """A hole next to the segment's first extent costs the names of the missing blocks, and no others."""
+    image = scattered(tmp_path / "image", 420, room=600)
+    for seed in range(50):
+        volume(image, f"reshape /big {seed} {limit} 1")
+        if places(image)[:2] == (depth, "first"):
+            break
+    else:
+        pytest.fail(f"no shape of depth {depth}: {places(image)}")
+    names = set(image.names())
+    gap(image, where)
+    left = set(image.names())
+    assert len(left) == len(names) if where != "before" else 0 < len(names - left) <= 2 * NAMES[1024]
+    code, out = image.fsck("-fn", "-E", "no_optimize_extents")
+    assert code == 4, f"e2fsck -fn: exit code {code}\n{out}"
+    code, out = image.fsck("-fy", "-E", "no_optimize_extents")
+    assert code == 1, f"e2fsck -fy: exit code {code}\n{out}"
+    assert set(image.names()) == left
+    image.exact()
+    untouched(image, f"gap {where} the first block, depth {depth}")
+
+
 def test_growth_alone(tmp_path):
     """Names come in; the extents before the segment fill their leaf, which is split."""
     image = scattered(tmp_path / "image", 5 * ENTRIES[1024] - 30, room=600)
@@ -133,6 +165,22 @@ def test_growth_alone(tmp_path):
         assert image.has_tree()
         untouched(image, f"step {step}, {places(image)}")
     assert [level for level, *_ in extents(image)].count(1) > leaves
+    image.exact()
+
+
+def test_growth_to_depth_3(tmp_path):
+    """An index block in front of the segment fills up and is split: the extent tree gets a third level."""
+    image = scattered(tmp_path / "image", 4 * ENTRIES[1024] + 8, room=14000)
+    source = image.names()[0][0]
+    for step in range(20):
+        out = volume(image, f"names /big grown{step:03} 0 2400 240 /big/{source} 0")
+        assert out.startswith("ok 2400"), out
+        assert image.has_tree()
+        if (depth := places(image)[0]) == 3 or step % 4 == 0:
+            untouched(image, f"step {step}, {places(image)}")
+        if depth == 3:
+            break
+    assert depth == 3
     image.exact()
 
 
