@@ -11,7 +11,7 @@ export ITREE_CMD := $(value CMD)
 
 .PHONY: help deps fetch kernel kernel-debug kernel-uml kernel-uml-fast kernel-series kernel-releases e2fsprogs vm demo test lint format clean distclean \
 	srpm rpm repo deb image image-run tools test-packages test-tools test-ansible test-image \
-	test-core test-sources test-bench test-e2fsprogs test-vm test-kernel test-debug test-kernel-debug fuzz-e2fsck
+	test-core test-sources test-bench test-e2fsprogs test-vm test-kernel test-qemu test-debug test-kernel-debug fuzz-e2fsck
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -93,8 +93,11 @@ test-tools: $(PYTHON) ## tar, rsync, the preload and their library in disk order
 test-vm: $(PYTHON) ## the VM runner itself
 	@tests/run tests/vm
 
-test-kernel: $(PYTHON) ## the file system in the kernel, and KUnit
-	@tests/run tests/kernel $(if $(ITREE_FULL),,-m 'not debug')
+test-kernel: $(PYTHON) kernel-uml-fast ## the file system in the kernel, as a program of this host
+	@tests/run tests/kernel -m 'not qemu$(if $(ITREE_FULL),, and not debug)' --kernel-image build/kernel-uml-fast/linux
+
+test-qemu: $(PYTHON) ## in QEMU: what needs two processors or a machine, and some of each other group
+	@tests/run tests/kernel -m qemu
 
 test-debug: $(PYTHON) ## damaged trees, failing disks and memory on the debug kernel: KASAN, UBSAN, lockdep, kmemleak
 	@tests/run tests/kernel -m debug --kernel-image build/kernel-uml/linux

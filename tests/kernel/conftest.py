@@ -27,6 +27,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: very large directories")
+    config.addinivalue_line("markers", "qemu: `make test` runs it in QEMU")
     config.addinivalue_line("markers", "debug: `make test` runs it on the debug kernel")
     config.addinivalue_line("markers", "timeout(seconds): of pytest-timeout")
     config.itree_runner = None
@@ -97,6 +98,8 @@ def _marks(result, kernel):
     marks = [pytest.mark.slow] if case.slow else []
     if case.group in registry.ON_DEBUG:
         marks.append(pytest.mark.debug)
+    elif case.in_qemu:
+        marks.append(pytest.mark.qemu)
     if case.full and not os.environ.get("ITREE_FULL"):
         marks.append(pytest.mark.skip(reason=f"{case.full}: set ITREE_FULL=1"))
     if case.machine and pathlib.Path(kernel).is_file() and uml.is_uml(kernel):

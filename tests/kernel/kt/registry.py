@@ -55,6 +55,11 @@ class Case:
         """Is that feature set? No tool sets it together with the itree; the runner does, as on a volume from before."""
         return "fast_commit" in self.features.split(",")
 
+    @property
+    def in_qemu(self) -> bool:
+        """Does `make test` run it in QEMU? A kernel that is a program of the host has one processor."""
+        return bool(self.machine) or self.cpus > 1 or self.id in IN_QEMU.split()
+
     def planned(self, full: bool) -> range:
         """The seeds of this run."""
         return self.seeds if full or not self.few else self.seeds[: self.few]
@@ -99,6 +104,15 @@ BY_DEFAULT = {
     "online-one-hash online-build-quota resume-*",
     "power": "power-mail-1k power-storms-journal power-online-1k",
 }
+# What `make test` runs in QEMU besides what needs a machine: some of each group on x86, its disks and its interrupts. All
+# else runs in a kernel that is a program of the host, where a case takes a sixth of the time that it takes on an
+# emulated processor.
+IN_QEMU = (
+    "matrix-1000-1k-crypt matrix-500-4k-crypt-casefold ops-4k seek-small over-small-4k tiny-small edquot-1k "
+    "enospc-build-1024 flags old-kernel reader-fastcommit crash-orphan-file-1k reader-badtree-panic-unreadable-leaf-read "
+    "reader-badtree-remount-ro-corrupt-leaf-write roundtrip-tools-first-4k online-differs resume-1k power-online-1k "
+    "shown-4096 neighbours-freeze reader-anew-150 reader-moved"
+)
 MOST = 900  # seconds that a case may take without ITREE_FULL=1
 CASES: dict[str, Case] = {}
 
