@@ -32,8 +32,12 @@
 /* In i_itree_missed: the tick in the upper bits, the count in the lower ones. */
 #define MISS_COUNT	15U
 
-/* Writers and lookups may come to wait for the same block. */
-#define DIR_READ	(REQ_META | REQ_PRIO)
+/*
+ * Others may come to wait for the same blocks, a create for that of its new
+ * inode with i_rwsem held.  blk-throttle and its kind delay the other reads of a
+ * group that is over its limit, but let metadata pass and charge for it.
+ */
+#define META_READ	(REQ_META | REQ_PRIO)
 
 struct run {
 	ext4_fsblk_t	pblk;
@@ -59,24 +63,171 @@ static void mark_used(struct buffer_head *bh)
 }
 
 /*
- * Unlike ext4_sb_breadahead_unmovable() this may reclaim: the readahead of a
- * scan is of most use where memory is short, and what it does not get is read
- * block by block in a moment.  @keep: it will be wanted more than once.
+ * Blocks that lie side by side on the disk, collected to be read by one bio: a
+ * bio per block would be merged into few requests, but io.max counts bios.
  */
-static void ahead_one(struct super_block *sb, ext4_fsblk_t pblk, blk_opf_t opf,
-		      bool keep)
+struct batch {
+	struct super_block *sb;
+	blk_opf_t	opf;
+	bool		keep;		/* they will be used more than once */
+	u32		nr;
+	u32		max;		/* what one request takes */
+	struct buffer_head *bh[];
+};
+
+/* Ends the reads of those buffers of a folio that a bio was for. */
+static void end_buffers(struct folio *folio, size_t from, size_t len,
+			bool uptodate)
+{
+	struct buffer_head *bh = folio_buffers(folio), *next;
+	size_t end = from + len;
+
+	while (bh_offset(bh) < from)
+		bh = bh->b_this_page;
+	/* With the last reference, reclaim may free all buffers of the folio. */
+	do {
+		next = bh->b_this_page;
+		from += bh->b_size;
+		/* After an error, whoever needs a block reads it alone. */
+		end_buffer_read_sync(bh, uptodate);
+		bh = next;
+	} while (from < end);
+}
+
+static void batch_end_io(struct bio *bio)
+{
+	struct folio_iter fi;
+
+	bio_for_each_folio_all(fi, bio)
+		end_buffers(fi.folio, fi.offset, fi.length, !bio->bi_status);
+	bio_put(bio);
+}
+
+/*
+ * Gets the buffer of a block that has to be read.  Unlike
+ * ext4_sb_breadahead_unmovable() this may reclaim: the readahead of a scan is
+ * of most use where memory is short, and what it does not get is read block by
+ * block in a moment.  It locks nothing, as another task would then wait for
+ * the block while this one waits for memory.
+ */
+static struct buffer_head *get_unread(struct super_block *sb, ext4_fsblk_t pblk,
+				      bool keep)
 {
 	struct buffer_head *bh;
 
 	bh = bdev_getblk(sb->s_bdev, pblk, sb->s_blocksize,
 			 GFP_NOFS | __GFP_RETRY_MAYFAIL | __GFP_NOWARN);
 	if (!bh)
-		return;
-	if (!buffer_uptodate(bh) && trylock_buffer(bh))
-		ext4_read_bh_nowait(bh, opf, NULL, false);
+		return NULL;
 	if (keep)
 		mark_used(bh);
+	if (!ext4_buffer_uptodate(bh) && !buffer_locked(bh))
+		return bh;
 	brelse(bh);
+	return NULL;
+}
+
+/* Locks a buffer to read it, unless that has been done, or is being done. */
+static bool lock_unread(struct buffer_head *bh)
+{
+	if (!trylock_buffer(bh))
+		return false;
+	if (ext4_buffer_uptodate(bh)) {
+		unlock_buffer(bh);
+		return false;
+	}
+	clear_buffer_verified(bh);
+	set_buffer_req(bh);
+	return true;
+}
+
+/*
+ * Locks buffers and adds them to a bio, up to one that is in use.  Returns their
+ * number.
+ */
+static u32 fill_bio(struct bio *bio, struct buffer_head **bh, u32 nr)
+{
+	u32 i;
+
+	bio->bi_iter.bi_sector = bh[0]->b_blocknr *
+				 (bh[0]->b_size >> SECTOR_SHIFT);
+	bio->bi_end_io = batch_end_io;
+	for (i = 0; i < nr && lock_unread(bh[i]); i++) {
+		if (bio_add_folio(bio, bh[i]->b_folio, bh[i]->b_size,
+				  bh_offset(bh[i])))
+			continue;
+		unlock_buffer(bh[i]);
+		break;
+	}
+	return i;
+}
+
+/* Starts reading adjacent blocks.  Takes over the references. */
+static void read_buffers(struct buffer_head **bh, u32 nr, blk_opf_t opf)
+{
+	while (nr) {
+		struct bio *bio = bio_alloc(bh[0]->b_bdev, bio_max_segs(nr),
+					    REQ_OP_READ | opf, GFP_NOFS);
+		u32 n = fill_bio(bio, bh, nr);
+
+		if (n) {
+			submit_bio(bio);
+		} else {
+			bio_put(bio);
+			brelse(bh[0]);
+			n = 1;
+		}
+		bh += n;
+		nr -= n;
+	}
+}
+
+/* Returns NULL without memory: what is needed is then read block by block. */
+static struct batch *batch_alloc(struct super_block *sb, bool keep)
+{
+	struct request_queue *q = bdev_get_queue(sb->s_bdev);
+	u32 pages = clamp(queue_max_segments(q), 1U, BIO_MAX_VECS);
+	struct batch *b;
+	u32 bytes, max;
+
+	/* Small blocks may begin and end within a page. */
+	if (sb->s_blocksize < PAGE_SIZE && pages > 1)
+		pages--;
+	bytes = min(pages << PAGE_SHIFT, queue_max_bytes(q));
+	max = max(bytes >> sb->s_blocksize_bits, 1U);
+	b = kmalloc(struct_size(b, bh, max), GFP_NOFS | __GFP_NOWARN);
+	if (b) {
+		b->sb = sb;
+		b->opf = META_READ | REQ_RAHEAD;
+		b->keep = keep;
+		b->nr = 0;
+		b->max = max;
+	}
+	return b;
+}
+
+static void batch_flush(struct batch *b)
+{
+	read_buffers(b->bh, b->nr, b->opf);
+	b->nr = 0;
+}
+
+static void batch_add(struct batch *b, ext4_fsblk_t pblk)
+{
+	struct buffer_head *bh = get_unread(b->sb, pblk, b->keep);
+
+	if (!bh)
+		return;
+	if (b->nr == b->max ||
+	    (b->nr && b->bh[b->nr - 1]->b_blocknr + 1 != pblk))
+		batch_flush(b);
+	b->bh[b->nr++] = bh;
+}
+
+static void batch_free(struct batch *b)
+{
+	batch_flush(b);
+	kfree(b);
 }
 
 static int cmp_runs(const void *a, const void *b)
@@ -114,17 +265,20 @@ static u32 map_runs(struct inode *dir, ext4_lblk_t first, u32 count,
 static void read_runs(struct super_block *sb, struct run *runs, u32 nr,
 		      bool keep)
 {
+	struct batch *b = batch_alloc(sb, keep);
 	struct blk_plug plug;
 	u32 i, j;
 
+	if (!b)
+		return;
 	sort(runs, nr, sizeof(*runs), cmp_runs, NULL);
 	blk_start_plug(&plug);
 	for (i = 0; i < nr; i++) {
 		cond_resched();
 		for (j = 0; j < runs[i].len; j++)
-			ahead_one(sb, runs[i].pblk + j, DIR_READ | REQ_RAHEAD,
-				  keep);
+			batch_add(b, runs[i].pblk + j);
 	}
+	batch_free(b);
 	blk_finish_plug(&plug);
 }
 
@@ -210,79 +364,14 @@ static u32 miss_streak(struct inode *dir)
 	return streak;
 }
 
-/* Blocks that are read together: one bio, so one request. */
-struct cluster {
-	ext4_lblk_t	lo;		/* of bh[0], which may be missing */
-	ext4_lblk_t	first;		/* of the blocks that are read */
-	ext4_lblk_t	end;
-	struct buffer_head *bh[];
-};
-
-static void cluster_end_io(struct bio *bio)
-{
-	struct cluster *c = bio->bi_private;
-	ext4_lblk_t i;
-
-	/* After an error, whoever needs a block reads it alone. */
-	for (i = c->first; i < c->end; i++)
-		end_buffer_read_sync(c->bh[i - c->lo], !bio->bi_status);
-	bio_put(bio);
-	kfree(c);
-}
-
-/* Locks the buffer of a block that is not in memory, and adds it. */
-static bool cluster_take(struct cluster *c, struct super_block *sb,
-			 ext4_lblk_t lblk, ext4_fsblk_t pblk)
-{
-	struct buffer_head *bh;
-
-	bh = bdev_getblk(sb->s_bdev, pblk, sb->s_blocksize,
-			 GFP_NOFS | __GFP_RETRY_MAYFAIL | __GFP_NOWARN);
-	if (!bh)
-		return false;
-	if (buffer_uptodate(bh) || !trylock_buffer(bh)) {
-		brelse(bh);
-		return false;
-	}
-	if (buffer_uptodate(bh)) {
-		unlock_buffer(bh);
-		brelse(bh);
-		return false;
-	}
-	clear_buffer_verified(bh);
-	mark_used(bh);
-	c->bh[lblk - c->lo] = bh;
-	return true;
-}
-
-static void cluster_submit(struct cluster *c, struct super_block *sb)
-{
-	struct bio *bio;
-	ext4_lblk_t i;
-
-	bio = bio_alloc(sb->s_bdev, c->end - c->first,
-			REQ_OP_READ | REQ_META | REQ_PRIO, GFP_NOFS);
-	bio->bi_iter.bi_sector = (sector_t)c->bh[c->first - c->lo]->b_blocknr <<
-				 (sb->s_blocksize_bits - SECTOR_SHIFT);
-	for (i = c->first; i < c->end; i++) {
-		struct buffer_head *bh = c->bh[i - c->lo];
-
-		bio_add_folio_nofail(bio, bh->b_folio, bh->b_size,
-				     bh_offset(bh));
-	}
-	bio->bi_private = c;
-	bio->bi_end_io = cluster_end_io;
-	submit_bio(bio);
-}
-
-/* Starts reading a block, with what lies beside it on the disk. */
+/* Starts reading a block, with what lies beside it on the disk: one bio. */
 static void read_cluster(struct inode *dir, ext4_lblk_t block, u32 blocks)
 {
-	ext4_lblk_t hi = dir->i_size >> dir->i_blkbits, lo;
+	ext4_lblk_t hi = dir->i_size >> dir->i_blkbits, lo, first, end;
 	struct super_block *sb = dir->i_sb;
 	struct extent_status es;
+	struct buffer_head **bh;
 	ext4_fsblk_t pblk;
-	struct cluster *c;
 
 	if (!ext4_es_lookup_extent(dir, block, NULL, &es) ||
 	    !ext4_es_is_written(&es))
@@ -293,22 +382,22 @@ static void read_cluster(struct inode *dir, ext4_lblk_t block, u32 blocks)
 	pblk = ext4_es_pblock(&es) - es.es_lblk;
 	if (hi - lo < 2)
 		return;
-	c = kmalloc(struct_size(c, bh, hi - lo), GFP_NOFS | __GFP_NOWARN);
-	if (!c)
+	bh = kmalloc_array(hi - lo, sizeof(*bh), GFP_NOFS | __GFP_NOWARN);
+	if (!bh)
 		return;
-	c->lo = lo;
-	c->first = block;
-	c->end = block + 1;
-	if (!cluster_take(c, sb, block, pblk + block)) {
-		kfree(c);
-		return;
+	first = block;
+	end = block;
+	do {
+		bh[end - lo] = get_unread(sb, pblk + end, true);
+	} while (bh[end - lo] && ++end < hi);
+	while (end > block && first > lo) {
+		bh[first - 1 - lo] = get_unread(sb, pblk + first - 1, true);
+		if (!bh[first - 1 - lo])
+			break;
+		first--;
 	}
-	while (c->first > lo &&
-	       cluster_take(c, sb, c->first - 1, pblk + c->first - 1))
-		c->first--;
-	while (c->end < hi && cluster_take(c, sb, c->end, pblk + c->end))
-		c->end++;
-	cluster_submit(c, sb);
+	read_buffers(bh + (first - lo), end - first, META_READ);
+	kfree(bh);
 }
 
 /**
@@ -419,26 +508,6 @@ int ext4_itree_relax(struct inode *dir)
 	return IS_DEADDIR(dir) ? -ENOENT : 0;
 }
 
-/* Is a block in memory?  Its buffer goes to @bh, NULL for a hole. */
-static bool find_block(struct inode *dir, ext4_lblk_t block,
-		       struct buffer_head **bh)
-{
-	struct extent_status es;
-
-	*bh = NULL;
-	if (!ext4_es_lookup_extent(dir, block, NULL, &es))
-		return false;
-	if (!ext4_es_is_written(&es))
-		return true;
-	*bh = sb_find_get_block(dir->i_sb,
-				ext4_es_pblock(&es) + block - es.es_lblk);
-	if (*bh && ext4_buffer_uptodate(*bh))
-		return true;
-	brelse(*bh);
-	*bh = NULL;
-	return false;
-}
-
 /**
  * ext4_itree_in_memory - can a block be had without waiting for the disk?
  * @dir: directory
@@ -446,11 +515,12 @@ static bool find_block(struct inode *dir, ext4_lblk_t block,
  */
 bool ext4_itree_in_memory(struct inode *dir, ext4_lblk_t block)
 {
-	struct buffer_head *bh;
-	bool found = find_block(dir, block, &bh);
+	struct buffer_head *bh = ext4_itree_cached_block(dir, block);
 
+	if (IS_ERR(bh))
+		return false;
 	brelse(bh);
-	return found;
+	return true;
 }
 
 /**
@@ -464,10 +534,11 @@ bool ext4_itree_in_memory(struct inode *dir, ext4_lblk_t block)
 int ext4_itree_load(struct inode *dir, ext4_lblk_t block,
 		    struct buffer_head **pin)
 {
-	struct buffer_head *bh;
+	struct buffer_head *bh = ext4_itree_cached_block(dir, block);
 	int err = 0;
 
-	if (find_block(dir, block, pin))
+	*pin = IS_ERR(bh) ? NULL : bh;
+	if (!IS_ERR(bh))
 		return 0;
 	inode_unlock_shared(dir);
 	/* The blocks of a directory stay where they are until it is evicted. */
@@ -476,7 +547,7 @@ int ext4_itree_load(struct inode *dir, ext4_lblk_t block,
 		err = PTR_ERR(bh);
 		bh = NULL;
 	} else if (bh && !ext4_buffer_uptodate(bh)) {
-		err = ext4_read_bh_lock(bh, DIR_READ, true);
+		err = ext4_read_bh_lock(bh, META_READ, true);
 	}
 	inode_lock_shared(dir);
 	if (IS_DEADDIR(dir))
@@ -509,7 +580,7 @@ void ext4_itree_load_inode(struct inode *dir, u32 ino)
 	brelse(bh);
 	inode_unlock_shared(dir);
 	/* An error is met again by whoever looks at the inode. */
-	bh = ext4_sb_bread(sb, block, DIR_READ);
+	bh = ext4_sb_bread(sb, block, META_READ);
 	if (!IS_ERR(bh))
 		brelse(bh);
 	inode_lock_shared(dir);
@@ -528,6 +599,7 @@ void ext4_itree_load_inode(struct inode *dir, u32 ino)
 u32 ext4_itree_ahead_inodes(struct super_block *sb, const u32 *ino, u32 nr,
 			    size_t stride, u32 blocks)
 {
+	struct batch *b = batch_alloc(sb, false);
 	ext4_fsblk_t last = 0, block;
 	struct blk_plug plug;
 	u32 i;
@@ -538,10 +610,13 @@ u32 ext4_itree_ahead_inodes(struct super_block *sb, const u32 *ino, u32 nr,
 		ino = (const u32 *)((const char *)ino + stride);
 		if (!block || block == last)
 			continue;
-		ahead_one(sb, block, REQ_RAHEAD, false);
+		if (b)
+			batch_add(b, block);
 		last = block;
 		blocks--;
 	}
+	if (b)
+		batch_free(b);
 	blk_finish_plug(&plug);
 	return i;
 }

@@ -80,7 +80,9 @@ static void take_bh(struct itree_buf *buf, struct buffer_head *bh)
  * @dir: directory
  * @lblk: logical block, of the directory itself or of its tree
  *
- * Returns NULL if finding or reading it would need the disk.
+ * Returns NULL for a hole, and ERR_PTR(-EAGAIN) if finding or reading the block
+ * would need the disk.  A block whose write failed is in memory: the disk has
+ * an older one.
  */
 struct buffer_head *ext4_itree_cached_block(struct inode *dir,
 					    ext4_lblk_t lblk)
@@ -88,15 +90,16 @@ struct buffer_head *ext4_itree_cached_block(struct inode *dir,
 	struct extent_status es;
 	struct buffer_head *bh;
 
-	if (!ext4_es_lookup_extent(dir, lblk, NULL, &es) ||
-	    !ext4_es_is_written(&es))
+	if (!ext4_es_lookup_extent(dir, lblk, NULL, &es))
+		return ERR_PTR(-EAGAIN);
+	if (!ext4_es_is_written(&es))
 		return NULL;
 	bh = sb_find_get_block(dir->i_sb,
 			       ext4_es_pblock(&es) + lblk - es.es_lblk);
-	if (!bh || buffer_uptodate(bh))
+	if (bh && ext4_buffer_uptodate(bh))
 		return bh;
 	brelse(bh);
-	return NULL;
+	return ERR_PTR(-EAGAIN);
 }
 
 /*
@@ -107,7 +110,9 @@ static struct buffer_head *find_verified(struct inode *dir, u32 lblk)
 {
 	struct buffer_head *bh = ext4_itree_cached_block(dir, lblk);
 
-	if (!bh || buffer_verified(bh))
+	if (IS_ERR_OR_NULL(bh))
+		return NULL;
+	if (buffer_verified(bh))
 		return bh;
 	brelse(bh);
 	return NULL;

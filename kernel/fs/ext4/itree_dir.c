@@ -548,7 +548,7 @@ static u32 hold_blocks(struct inode *dir, struct buffer_head **bh, u32 blocks)
 
 	for (nr = 0; nr < blocks; nr++) {
 		bh[nr] = ext4_itree_cached_block(dir, nr);
-		if (!bh[nr])
+		if (IS_ERR_OR_NULL(bh[nr]))
 			break;
 	}
 	return nr;

@@ -86,6 +86,7 @@ static void wait_for_tree(struct inode *dir, u32 blocks)
 {
 	struct ext4_map_blocks map = { .m_lblk = ITREE_SEG_START };
 	u32 i, end = ITREE_SEG_START + blocks;
+	struct buffer_head *bh;
 	int ret;
 
 	while (map.m_lblk < end && !fatal_signal_pending(current)) {
@@ -95,7 +96,10 @@ static void wait_for_tree(struct inode *dir, u32 blocks)
 			return;
 		for (i = 0; i < ret; i++) {
 			cond_resched();
-			brelse(sb_bread_unmovable(dir->i_sb, map.m_pblk + i));
+			bh = ext4_sb_bread(dir->i_sb, map.m_pblk + i,
+					   REQ_META | REQ_PRIO);
+			if (!IS_ERR(bh))
+				brelse(bh);
 		}
 		map.m_lblk += ret;
 	}

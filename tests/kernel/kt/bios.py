@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""A cold listing reads in few bios: a limit of io.max counts those, not the requests that they are merged into."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import pathlib
+import subprocess
+import time
+
+from kt.guest import QUIET, Guest
+from kt.memory import CGROUPS
+from kt.misses import Reads
+from kt.registry import case
+
+# Blocks that are waited for one by one (root and first leaf of the tree and of the htree), and the sweeps' ends.
+SINGLE = 12
+ITABLE = 32  # blocks of the inode table that ext4 itself reads around an inode that it misses, a bio each
+
+
+def group_reads(group: pathlib.Path) -> int:
+    """Bios that the tasks of a control group have read."""
+    fields = (group / "io.stat").read_text().split()
+    return sum(int(field.removeprefix("rios=")) for field in fields if field.startswith("rios="))
+
+
+def list_in(group: pathlib.Path, path: str, stat: bool) -> int:
+    """Runs in a process of its own: lists a directory in the control group and returns the number of names."""
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    count = 0
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if stat:
+                os.lstat(entry.path)
+            count += 1
+    return count
+
+
+def most_blocks(g: Guest) -> int:
+    """Blocks that one request of this disk takes, of pages that are scattered in memory."""
+    queue = pathlib.Path(f"/sys/block/{g.disk}/queue")
+    segments = min(int((queue / "max_segments").read_text()), 256)
+    size = min(segments * os.sysconf("SC_PAGESIZE"), int((queue / "max_sectors_kb").read_text()) << 10)
+    return size // g.p["bs"]
+
+
+def measure(g: Guest, work: str, needed: int) -> None:
+    group = CGROUPS / f"{g.case.id}-{work}"
+    group.mkdir()
+    g.again(QUIET)
+    g.settle()
+    os.stat(g.path())
+    reads = Reads(g)
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        g.equal(pool.apply(list_in, (group, g.path(), work == "lstat")), g.p["n"], f"{work}: names")
+    found, bios = reads.since(), group_reads(group)
+    text = f"{work}: {bios} bios, {found} for {needed} blocks"
+    g.stats |= {f"{work} bios": bios} | {f"{work} {kind}": count for kind, count in found.items()}
+    whole = math.ceil(found["blocks"] / most_blocks(g))
+    # Before the scan knows that its reader looks at inodes, and sweeps.
+    early = 2 * ITABLE if work == "lstat" else 0
+    g.want(found["blocks"] > needed * 0.9, f"{text}: not cold, no test")
+    g.want(bios <= 2 * whole + SINGLE + early, f"{text}: more than twice the {whole} bios that it takes")
+    g.want(bios <= 2 * found["requests"] + early, f"{text}: more than twice the requests")
+    g.want(found["requests"] <= 2 * whole + SINGLE, f"{text}: more than twice the {whole} requests that it takes")
+    g.want(found["blocks"] <= needed + 2 * ITABLE, f"{text}: reads too much")
+
+
+def bios(g: Guest) -> None:
+    """getdents, and getdents and lstat, of a cold directory: bios, requests and blocks."""
+    g.mount(QUIET)
+    g.t("fill", "--dir", g.path(), "--model", g.model(), "--n", g.p["n"], "--names", "mixed")
+    g.want_tree(g.path())
+    names = g.dir_blocks(g.path()) + len(g.tree_blocks(g.path()))
+    CGROUPS.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "cgroup2", "none", CGROUPS], check=True)
+    try:
+        (CGROUPS / "cgroup.subtree_control").write_text("+io")
+        measure(g, "getdents", names)
+        measure(g, "lstat", names + g.p["n"] * 256 // g.p["bs"])
+    finally:
+        time.sleep(0.2)
+        subprocess.run(["umount", CGROUPS], check=False)
+    g.listing()
+
+
+for size, count in (("4096", 30000), ("1024", 10000)):
+    case(
+        f"reader-bios-{int(size) // 1024}k", "scans", {"bs": int(size), "n": count}, size="128M", cost=10,
+        mkfs=("-b", size, "-N", "40000", "-I", "256", "-m", "0"),
+    )(bios)
