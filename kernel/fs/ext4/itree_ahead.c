@@ -52,7 +52,7 @@ struct run {
  */
 u32 ext4_itree_ahead_limit(void)
 {
-	return min_t(unsigned long, totalram_pages() / 8, 1U << 20);
+	return min(ext4_itree_memory() / 8, 1UL << 20);
 }
 
 /* The second use puts a page among the active ones. */

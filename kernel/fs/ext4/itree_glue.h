@@ -75,6 +75,7 @@ void ext4_itree_ahead_tree(struct inode *dir, u32 tree_blocks);
 bool ext4_itree_dir_kept(struct inode *dir);
 void ext4_itree_keep_dir(struct inode *dir);
 u32 ext4_itree_ahead_limit(void);
+unsigned long ext4_itree_memory(void);
 u32 ext4_itree_ahead_inodes(struct super_block *sb, const u32 *ino, u32 nr,
 			    size_t stride, u32 blocks);
 

@@ -6,9 +6,9 @@
  * that few large windows cost less than many small ones: in processor time
  * always, and in reads where the directory does not stay in memory.  Names are
  * memory of the kernel's, though, held as long as a reader likes.  So windows
- * grow with the memory of the machine, those of all scans together are
- * bounded, and when that much is out, a scan goes on with windows of
- * WINDOW_MAX names, which anybody may have.
+ * grow with the memory that the reader's control group may take, those of all
+ * scans together are bounded by that of the machine, and when so much is out, a
+ * scan goes on with windows of WINDOW_MAX names, which anybody may have.
  *
  * How many names fit is guessed from those of earlier windows; what counts is
  * the memory they take.
@@ -21,6 +21,7 @@
  */
 #include <linux/fs.h>
 #include <linux/list_lru.h>
+#include <linux/memcontrol.h>
 #include <linux/mm.h>
 #include <linux/shrinker.h>
 #include <linux/slab.h>
@@ -40,9 +41,29 @@
 
 static atomic_long_t borrowed = ATOMIC_LONG_INIT(0);
 
-static unsigned long memory(unsigned int share)
+/**
+ * ext4_itree_memory - how much memory a reader may count on
+ *
+ * What it reads and keeps is charged to its memory control group, so the limits
+ * of that group and of those above it hold as well as the size of the machine.
+ * Returns pages.
+ */
+unsigned long ext4_itree_memory(void)
 {
-	return totalram_pages() / share * PAGE_SIZE;
+	unsigned long pages = totalram_pages();
+#ifdef CONFIG_MEMCG
+	struct mem_cgroup *memcg;
+
+	rcu_read_lock();
+	memcg = mem_cgroup_from_task(current);
+	while (memcg) {
+		pages = min3(pages, READ_ONCE(memcg->memory.max),
+			     READ_ONCE(memcg->memory.high));
+		memcg = parent_mem_cgroup(memcg);
+	}
+	rcu_read_unlock();
+#endif
+	return pages;
 }
 
 /*
@@ -67,16 +88,16 @@ static u32 text_bytes(const struct ext4_itree_scan *s)
  * ext4_itree_window_limit - names that the windows of a scan may grow to
  * @s: the scan
  *
- * Returns WINDOW_MAX to WINDOW_LARGE.
+ * Returns WINDOW_MIN to WINDOW_LARGE.
  */
 u32 ext4_itree_window_limit(const struct ext4_itree_scan *s)
 {
 	unsigned int share = ext4_itree_dir_kept(s->dir) ? KEPT_SHARE :
 							    ONE_SHARE;
 
-	return clamp_t(unsigned long,
-		       memory(share) / (PLACE_BYTES + text_bytes(s)),
-		       WINDOW_MAX, WINDOW_LARGE);
+	return clamp_t(unsigned long, ext4_itree_memory() / share * PAGE_SIZE /
+				      (PLACE_BYTES + text_bytes(s)),
+		       WINDOW_MIN, WINDOW_LARGE);
 }
 
 /**
@@ -92,7 +113,8 @@ bool ext4_itree_borrow_room(struct ext4_itree_scan *s)
 	unsigned long text = names * text_bytes(s);
 	unsigned long bytes = names * PLACE_BYTES + text;
 
-	if (atomic_long_add_return(bytes, &borrowed) > memory(ALL_SHARE)) {
+	if (atomic_long_add_return(bytes, &borrowed) >
+	    totalram_pages() / ALL_SHARE * PAGE_SIZE) {
 		atomic_long_sub(bytes, &borrowed);
 		return false;
 	}

@@ -747,7 +747,7 @@ static int select_bound(struct fill *f, u64 lo)
 {
 	int err;
 
-	f->max = 2 * WINDOW_MAX;
+	f->max = 2 * min(WINDOW_MAX, ext4_itree_window_limit(f->s));
 	f->keys = kvmalloc_array(f->max, sizeof(u64), GFP_KERNEL_ACCOUNT);
 	if (!f->keys)
 		return -ENOMEM;

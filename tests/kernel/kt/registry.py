@@ -13,7 +13,7 @@ REPO = pathlib.Path(__file__).resolve().parents[3]
 MODULES = (
     "matrix", "ops", "scans", "space", "modes", "corrupt", "crash", "roundtrip", "online", "resume", "power", "damaged",
     "tools", "scrub", "faults", "neighbours", "dentries", "memory",
-    "checksums", "onehash", "positions", "reader", "renames", "delivery", "misses", "bios",
+    "checksums", "onehash", "positions", "reader", "renames", "delivery", "misses", "bios", "groups",
 )  # fmt: skip
 
 
@@ -104,14 +104,15 @@ BY_DEFAULT = {
     "online-one-hash online-build-quota resume-*",
     "power": "power-mail-1k power-storms-journal power-online-1k",
 }
-# What `make test` runs in QEMU besides what needs a machine: some of each group on x86, its disks and its interrupts. All
-# else runs in a kernel that is a program of the host, where a case takes a sixth of the time that it takes on an
+# What `make test` runs in QEMU besides what needs a machine: some of each group on x86, its disks and its interrupts.
+# All else runs in a kernel that is a program of the host, where a case takes a sixth of the time that it takes on an
 # emulated processor.
 IN_QEMU = (
     "matrix-1000-1k-crypt matrix-500-4k-crypt-casefold ops-4k seek-small over-small-4k tiny-small edquot-1k "
-    "enospc-build-1024 flags old-kernel reader-fastcommit crash-orphan-file-1k reader-badtree-panic-unreadable-leaf-read "
-    "reader-badtree-remount-ro-corrupt-leaf-write roundtrip-tools-first-4k online-differs resume-1k power-online-1k "
-    "shown-4096 neighbours-freeze reader-anew-150 reader-moved"
+    "enospc-build-1024 flags old-kernel reader-fastcommit crash-orphan-file-1k "
+    "reader-badtree-panic-unreadable-leaf-read reader-badtree-remount-ro-corrupt-leaf-write "
+    "roundtrip-tools-first-4k online-differs online-power-fastcommit resume-1k power-online-1k shown-4096 "
+    "neighbours-freeze reader-anew-150 reader-moved"
 )
 MOST = 900  # seconds that a case may take without ITREE_FULL=1
 CASES: dict[str, Case] = {}

@@ -18,13 +18,13 @@ static const struct {
 	{ "links", cmd_links },	    { "empty", cmd_empty },
 	{ "list", cmd_list },	    { "self", cmd_self },
 	{ "dump", cmd_dump },	    { "lookup", cmd_lookup },
-	{ "ops", cmd_ops },	    { "over", cmd_over },
-	{ "loop", cmd_loop },	    { "seek", cmd_seek },
-	{ "rewind", cmd_rewind },   { "morph", cmd_morph },
-	{ "hold", cmd_hold },	    { "stress", cmd_stress },
-	{ "space", cmd_space },	    { "durable", cmd_durable },
-	{ "collide", cmd_collide }, { "crypt", cmd_crypt },
-	{ "damaged", cmd_damaged },
+	{ "pass", cmd_pass },	    { "ops", cmd_ops },
+	{ "over", cmd_over },	    { "loop", cmd_loop },
+	{ "seek", cmd_seek },	    { "rewind", cmd_rewind },
+	{ "morph", cmd_morph },	    { "hold", cmd_hold },
+	{ "stress", cmd_stress },   { "space", cmd_space },
+	{ "durable", cmd_durable }, { "collide", cmd_collide },
+	{ "crypt", cmd_crypt },	    { "damaged", cmd_damaged },
 };
 
 enum { O_ORDER = 256, O_COOKIES, O_SEEK, O_NOKEY, O_SUBSET, O_MIXED, O_BELOW };

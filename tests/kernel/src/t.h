@@ -192,6 +192,7 @@ int cmd_list(struct opts *o);
 int cmd_self(struct opts *o);
 int cmd_dump(struct opts *o);
 int cmd_lookup(struct opts *o);
+int cmd_pass(struct opts *o);
 int cmd_ops(struct opts *o);
 int cmd_over(struct opts *o);
 int cmd_loop(struct opts *o);
