@@ -11,7 +11,7 @@ export ITREE_CMD := $(value CMD)
 
 .PHONY: help deps fetch kernel kernel-debug kernel-uml kernel-uml-fast kernel-series kernel-releases e2fsprogs vm demo test lint format clean distclean \
 	srpm rpm repo deb image image-run tools test-packages test-tools test-ansible test-image \
-	test-core test-sources test-bench test-e2fsprogs test-vm test-kernel test-qemu test-debug test-kernel-debug fuzz-e2fsck
+	kernel-uml-early xfstests test-core test-sources test-bench test-e2fsprogs test-vm test-kernel test-qemu test-debug test-kernel-debug fuzz-e2fsck
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -33,6 +33,9 @@ kernel-uml: ## the same checks in a kernel that is a program of this host, into 
 
 kernel-uml-fast: ## such a program without the checks, with XFS and btrfs, into build/kernel-uml-fast/linux: bench/ with ITREE_KERNEL=
 	@kernel/build --uml --fast --out build/kernel-uml-fast
+
+kernel-uml-early: ## such a program, too, whose trees begin at 2 blocks, into build/kernel-uml-early/linux: for xfstests
+	@kernel/build --uml --fast --tree-from 2 --out build/kernel-uml-early
 
 kernel-series: ## cover letter and patches for the mailing list into build/kernel-series (CHECK=1: compile after each)
 	@kernel/series $(if $(CHECK),--check)
@@ -91,7 +94,7 @@ test-tools: $(PYTHON) ## tar, rsync, the preload and their library in disk order
 	@tests/run tests/tools
 
 test-vm: $(PYTHON) ## the VM runner itself
-	@tests/run tests/vm
+	@tests/run tests/vm tests/xfstests
 
 test-kernel: $(PYTHON) kernel-uml-fast ## the file system in the kernel, as a program of this host
 	@tests/run tests/kernel -m 'not qemu$(if $(ITREE_FULL),, and not debug)' --kernel-image build/kernel-uml-fast/linux
@@ -104,6 +107,12 @@ test-debug: $(PYTHON) ## damaged trees, failing disks and memory on the debug ke
 
 test-kernel-debug: $(PYTHON) kernel-uml ## all of test-kernel on it but the largest directories (an hour on one processor)
 	@tests/run tests/kernel -m 'not slow' --kernel-image build/kernel-uml/linux
+
+xfstests: $(PYTHON) ## others' tests: XFSTESTS=DIR (a checkout), LIST=short|full|FILE, CONFIG=4k (of six), RUN=NAME; prints the differences
+	@test -n "$(XFSTESTS)" || { echo "make xfstests: say where a checkout of xfstests is, as in: make xfstests XFSTESTS=../xfstests" >&2; exit 2; }
+	@packaging/deps/install --with xfstests
+	@$(MAKE) kernel-uml-early e2fsprogs
+	@$(PYTHON) tests/xfstests/run $(addprefix --list ,$(LIST)) $(addprefix --config ,$(CONFIG)) $(addprefix --run ,$(RUN)) "$(XFSTESTS)"
 
 fuzz-e2fsck: ## libFuzzer on libext2fs over damaged trees for 10 minutes, then e2fsck on what it found
 	@tests/hostile/fuzz --seconds 600 && tests/hostile/fuzz --e2fsck
