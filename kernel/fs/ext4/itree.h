@@ -29,6 +29,7 @@ enum ext4_itree_stat {
 	EXT4_ITREE_MERGES,
 	EXT4_ITREE_INSERTS,
 	EXT4_ITREE_DELETES,
+	EXT4_ITREE_VISITS,	/* of directory blocks, by scans */
 	EXT4_ITREE_NR_STATS
 };
 
@@ -71,6 +72,8 @@ int ext4_itree_store_dirent(struct ext4_itree_scan *s, u32 hash,
 /* itree_open.c: what writers tell readers */
 void ext4_itree_readers_renumber(struct inode *dir,
 				 struct ext4_dir_entry_2 *de);
+void ext4_itree_readers_added(struct inode *dir, u32 hash);
+void ext4_itree_readers_lose_added(struct inode *dir);
 void ext4_itree_readers_doubt(struct inode *dir);
 void ext4_itree_forget_readers(struct inode *dir);
 

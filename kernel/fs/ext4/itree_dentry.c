@@ -14,7 +14,6 @@
  */
 #include <linux/fs.h>
 #include <linux/dcache.h>
-#include <linux/iversion.h>
 #include "ext4.h"
 #include "itree.h"
 #include "itree_glue.h"
@@ -260,14 +259,12 @@ void ext4_itree_prime(struct ext4_itree_scan *s, struct file *file)
 		s->prime_to = s->cur + PRIME_RUN;
 		s->prime_run = !have_dentries(s, parent);
 	}
-	if (!s->prime_run)
+	if (!s->prime_run || !ext4_itree_still_true(s))
 		return;
+	/* May leave i_rwsem. */
 	ext4_itree_load_inode(s->dir, n->ino);
-	/* What the window says of the name must be true now. */
-	if (!inode_eq_iversion(s->dir, s->version)) {
-		s->prime = false;
+	if (!ext4_itree_still_true(s))
 		return;
-	}
 	if (s->made >= (s->used ? PRIME_MAX : PRIME_TRIAL) ||
 	    rwsem_is_contended(&s->dir->i_rwsem) || !make_dentry(s, parent, n))
 		s->prime = false;

@@ -120,6 +120,7 @@ void ext4_itree_drop(handle_t *handle, struct inode *dir, const char *why)
 		ext4_warning_inode(dir, "itree dropped: %s; e4itree build makes a new one",
 				   why);
 	trace_ext4_itree_drop(dir);
+	ext4_itree_readers_lose_added(dir);
 	ext4_itree_count(dir->i_sb, EXT4_ITREE_DROPS, 1);
 	ext4_clear_inode_flag(dir, EXT4_INODE_ITREE);
 	ext4_clear_inode_state(dir, EXT4_STATE_ITREE_ROOM);
@@ -369,6 +370,7 @@ int ext4_itree_visit_block(struct ext4_itree_visit *v, ext4_lblk_t block)
 		return -EFSCORRUPTED;
 	if (IS_ERR_OR_NULL(bh))
 		return PTR_ERR_OR_ZERO(bh);
+	ext4_itree_count(dir->i_sb, EXT4_ITREE_VISITS, 1);
 	top = bh->b_data + blocksize - ext4_dir_rec_len(0, csum ? NULL : dir);
 	for (de = (struct ext4_dir_entry_2 *)bh->b_data; (char *)de < top;
 	     de = (struct ext4_dir_entry_2 *)((char *)de + rlen)) {
@@ -664,6 +666,7 @@ void ext4_itree_add(handle_t *handle, struct inode *dir, u32 ino, u32 hash)
 	struct ext4_itree et;
 	int err;
 
+	ext4_itree_readers_added(dir, hash);
 	if (ext4_itree_building(dir)) {
 		ext4_itree_log(dir, ITREE_KEY(ino, hash & ~1), false);
 		return;
@@ -771,6 +774,7 @@ void ext4_itree_renumber(handle_t *handle, struct inode *dir,
 	ext4_itree_readers_renumber(dir, de);
 	if (old_key == EXT4_ITREE_NO_KEY)
 		return;
+	ext4_itree_readers_added(dir, ITREE_KEY_HASH(old_key));
 	if (ext4_itree_building(dir)) {
 		if (old_key != EXT4_ITREE_BAD_KEY)
 			ext4_itree_log(dir, key, false);

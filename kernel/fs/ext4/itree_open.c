@@ -22,6 +22,7 @@
  * continues the pass.  A pass that is not known any more is continued by a
  * new one in hash order.
  */
+#include <linux/bitmap.h>
 #include <linux/fs.h>
 #include <linux/rbtree.h>
 #include <linux/random.h>
@@ -44,6 +45,9 @@
 #define ANEW_MIN	2U
 /* Of a directory that memory does not hold, a sweep is of little use. */
 #define SWEEP_EVERY	(10 * HZ)
+/* Hashes of names that were added while they are watched: 4 KiB. */
+#define ADDED_ORDER	15U
+#define ADDED_BITS	BIT(ADDED_ORDER)
 /* Passes that nobody has continued for so long need no log. */
 #define PASS_IDLE	(600 * HZ)
 
@@ -72,6 +76,9 @@ struct ext4_itree_readers {
 	u32		doubts;		/* times that the tree was found bad */
 	u32		anew;		/* files that began at a position */
 	unsigned long	anew_at;
+	unsigned long	*added;		/* ADDED_BITS, by hash, of this epoch */
+	u32		nr_added;
+	u32		epoch;		/* goes up whenever bits are lost */
 	bool		swept;		/* at swept_at */
 	unsigned long	swept_at;
 };
@@ -172,6 +179,7 @@ void ext4_itree_forget_readers(struct inode *dir)
 	list_for_each_entry_safe(pass, next, &r->passes, list)
 		forget_pass(r, pass);
 	free_log(&r->log);
+	bitmap_free(r->added);
 	kfree(r);
 }
 
@@ -370,6 +378,95 @@ bool ext4_itree_comes_later(struct ext4_itree_scan *s, const struct scan_name *n
 	return ext4_itree_has_moved(s->dir, s->pass, hash, minor);
 }
 
+/* --- names added --- */
+
+/**
+ * ext4_itree_watch_added - remember from now on which names are added
+ * @dir: with a scan that is open, i_rwsem held
+ *
+ * Returns an epoch for ext4_itree_may_be_added(), or 0 without memory.
+ */
+u32 ext4_itree_watch_added(struct inode *dir)
+{
+	struct ext4_itree_readers *r = readers_of(dir);
+	unsigned long *spare = NULL;
+	u32 epoch = 0;
+
+	if (!READ_ONCE(r->added))
+		spare = bitmap_zalloc(ADDED_BITS,
+				      GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
+	spin_lock(&r->lock);
+	if (!r->added) {
+		swap(r->added, spare);
+		r->nr_added = 0;
+		r->epoch++;
+	} else if (r->nr_added > ADDED_BITS / 4 ||
+		   (r->nr_added && r->nr_open == 1)) {
+		/* Other scans do without until they fill a window. */
+		bitmap_zero(r->added, ADDED_BITS);
+		r->nr_added = 0;
+		r->epoch++;
+	}
+	if (r->added)
+		epoch = r->epoch;
+	spin_unlock(&r->lock);
+	bitmap_free(spare);
+	return epoch;
+}
+
+/**
+ * ext4_itree_readers_added - a name has been added, or has got another inode
+ * @dir: i_rwsem held exclusively
+ * @hash: of the name
+ */
+void ext4_itree_readers_added(struct inode *dir, u32 hash)
+{
+	struct ext4_itree_readers *r = readers_of(dir);
+
+	if (!r || !READ_ONCE(r->added))
+		return;
+	spin_lock(&r->lock);
+	if (r->added &&
+	    !__test_and_set_bit(hash >> (32 - ADDED_ORDER), r->added))
+		r->nr_added++;
+	spin_unlock(&r->lock);
+}
+
+/**
+ * ext4_itree_readers_lose_added - names may be added without a note
+ * @dir: i_rwsem held exclusively
+ */
+void ext4_itree_readers_lose_added(struct inode *dir)
+{
+	struct ext4_itree_readers *r = readers_of(dir);
+
+	if (!r)
+		return;
+	spin_lock(&r->lock);
+	r->epoch++;
+	spin_unlock(&r->lock);
+}
+
+/**
+ * ext4_itree_may_be_added - may a name of this hash have been added?
+ * @dir: with a scan that is open, i_rwsem held
+ * @epoch: from ext4_itree_watch_added(), since when
+ * @hash: of the name
+ */
+bool ext4_itree_may_be_added(struct inode *dir, u32 epoch, u32 hash)
+{
+	struct ext4_itree_readers *r = readers_of(dir);
+	bool may;
+
+	if (!epoch)
+		return true;
+	spin_lock(&r->lock);
+	may = r->epoch != epoch || !r->added ||
+	      test_bit(hash >> (32 - ADDED_ORDER), r->added);
+	spin_unlock(&r->lock);
+	return may;
+}
+
 /* --- passes --- */
 
 /**
@@ -448,6 +545,7 @@ void ext4_itree_leave_pass(struct inode *dir, struct ext4_itree_pass *pass,
 			   bool over)
 {
 	struct ext4_itree_readers *r = readers_of(dir);
+	unsigned long *added = NULL;
 	struct rb_root old = RB_ROOT;
 
 	spin_lock(&r->lock);
@@ -455,11 +553,15 @@ void ext4_itree_leave_pass(struct inode *dir, struct ext4_itree_pass *pass,
 	if (over)
 		end_pass(r, pass);
 	/* The last one clears the log. */
-	if (!--r->nr_open && r->nr_passes == r->nr_over)
-		old = empty_log(r);
+	if (!--r->nr_open) {
+		swap(r->added, added);
+		if (r->nr_passes == r->nr_over)
+			old = empty_log(r);
+	}
 	spin_unlock(&r->lock);
 	put_pass(pass);
 	free_log(&old);
+	bitmap_free(added);
 }
 
 /**

@@ -5,9 +5,9 @@
  * A scan works in windows: it takes the next run of keys, visits the
  * directory's blocks once for all of them, and hands the names out in the
  * order of the keys.  Windows start small, so that a stateless reader that
- * opens the directory anew for each call pays little, and grow while the
- * directory does not change.  A change makes the scan forget its window, as
- * ext4's own readdir forgets its names.
+ * opens the directory anew for each call pays little, and grow with what the
+ * reader takes.  A window outlives changes of a directory with a tree: before
+ * names are handed out, the tree is asked which of them are still there.
  *
  * A scan is what an open file has of a pass (itree_open.c).
  */
@@ -293,7 +293,9 @@ static int emit_names(struct file *file, struct dir_context *ctx,
 			s->last = true;
 			continue;
 		}
-		if (!returned(s, n) && !ext4_itree_comes_later(s, n)) {
+		ext4_itree_check_names(s);
+		if (n->len != NAME_GONE && !returned(s, n) &&
+		    !ext4_itree_comes_later(s, n)) {
 			ctx->pos = key_to_pos(n->key, s->pass->id);
 			if (!dir_emit(ctx, n->name, n->len, n->ino, n->type))
 				return 0;
@@ -316,7 +318,9 @@ static int scan_readdir(struct file *file, struct dir_context *ctx,
 		scan_start(s, ctx->pos);
 	} else if (ctx->pos != s->last_pos) {
 		scan_seek(s, ctx->pos);
-	} else if (s->valid && !inode_eq_iversion(s->dir, s->version)) {
+	} else if (s->valid && !inode_eq_iversion(s->dir, s->version) &&
+		   !(s->from_tree && ext4_itree_usable(s->dir))) {
+		/* No tree tells which of its names are still there. */
 		ext4_itree_drop_window(s);
 		s->want = WINDOW_MIN;
 	}

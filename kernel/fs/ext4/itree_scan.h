@@ -34,9 +34,12 @@ struct scan_name {
 	u64		key;
 	const u8	*name;
 	u32		ino;
-	u8		len;
+	u8		len;		/* or NAME_GONE */
 	u8		type;		/* DT_* */
 };
+
+/* Removed since the window was filled. */
+#define NAME_GONE	0
 
 struct text_chunk {
 	struct text_chunk *next;
@@ -78,6 +81,11 @@ struct ext4_itree_scan {
 	u64		win_lo;
 	u64		win_hi;
 	u64		version;	/* i_version when its filling began */
+	bool		from_tree;
+	u32		epoch;		/* of names added since then */
+	u32		checked;	/* names below were looked up anew ... */
+	u32		sure;		/* ... and these found, or found gone, ... */
+	u64		checked_version; /* ... when i_version was this */
 	int		error;		/* a block could not be read in this pass */
 	u32		want;		/* keys for the next one */
 	unsigned long	borrowed;	/* bytes, for a large one */
@@ -148,6 +156,8 @@ bool ext4_itree_has_moved(struct inode *dir, struct ext4_itree_pass *pass,
 			  u32 hash, u32 minor);
 bool ext4_itree_comes_later(struct ext4_itree_scan *s,
 			    const struct scan_name *n);
+u32 ext4_itree_watch_added(struct inode *dir);
+bool ext4_itree_may_be_added(struct inode *dir, u32 epoch, u32 hash);
 void ext4_itree_note_anew(struct inode *dir);
 bool ext4_itree_may_sweep(struct inode *dir);
 bool ext4_itree_in_doubt(const struct ext4_itree_scan *s);
@@ -162,6 +172,8 @@ int ext4_itree_scan_follow(struct inode *dir, struct ext4_itree_scan **scanp,
 
 void ext4_itree_drop_window(struct ext4_itree_scan *s);
 int ext4_itree_fill_window(struct file *file, struct ext4_itree_scan *s);
+void ext4_itree_check_names(struct ext4_itree_scan *s);
+bool ext4_itree_still_true(const struct ext4_itree_scan *s);
 int ext4_itree_load_index(struct inode *dir);
 u32 ext4_itree_window_limit(const struct ext4_itree_scan *s);
 bool ext4_itree_borrow_room(struct ext4_itree_scan *s);

@@ -19,6 +19,10 @@
 
 /* Keys taken under i_rwsem before it is left to whoever waits for it. */
 #define HOLD_KEYS	4096U
+/* Names looked up at once after a change: a small buffer takes fewer. */
+#define CHECK_NAMES	128U
+/* Keys of new names that cost less to pass by than a search in the tree. */
+#define CHECK_STEPS	16U
 
 /**
  * ext4_itree_free_text - free the text of a window's names
@@ -42,6 +46,9 @@ void ext4_itree_drop_window(struct ext4_itree_scan *s)
 	s->cur = 0;
 	s->ahead = 0;
 	s->prime_to = 0;
+	s->from_tree = false;
+	s->checked = 0;
+	s->sure = 0;
 	ext4_itree_free_text(s->text);
 	s->text = NULL;
 	s->text_taken = 0;
@@ -711,6 +718,7 @@ static int fill_from_tree(struct fill *f, u64 lo)
 	pass_by(f);
 	sort_runs(f);
 	s->nr += f->nr;
+	s->from_tree = true;
 	return 0;
 }
 
@@ -893,6 +901,7 @@ static int fill_window(struct file *file, struct ext4_itree_scan *s)
 	int err = 0, has_inline = 0;
 
 	s->version = inode_query_iversion(s->dir);
+	s->epoch = s->stats ? ext4_itree_watch_added(s->dir) : 0;
 	s->win_lo = s->next;
 	if (!ext4_has_inline_data(s->dir))
 		err = ext4_itree_load(s->dir, 0, &root);
@@ -959,4 +968,95 @@ int ext4_itree_fill_window(struct file *file, struct ext4_itree_scan *s)
 	s->valid = true;
 	s->want = next_want(s);
 	return 0;
+}
+
+/*
+ * Walks tree and window side by side, from the name @i on, and marks names that
+ * have lost their key.  Returns the first name of which the tree did not tell.
+ */
+static u32 mark_gone(struct ext4_itree_scan *s, struct itree *t, u32 i)
+{
+	struct scan_name *n = s->names;
+	struct itree_cursor cur;
+	u32 steps;
+	u64 key;
+	int ret;
+
+	while (i < s->checked) {
+		ret = itree_seek(t, n[i].key, &cur);
+		for (steps = 0; i < s->checked && steps < CHECK_STEPS; ) {
+			if (ret < 0)
+				break;
+			key = ret ? ~0ULL : itree_cursor_key(&cur);
+			if (n[i].key < key) {
+				n[i++].len = NAME_GONE;
+			} else if (n[i].key == key) {
+				i++;
+				steps = 0;
+			} else {
+				ret = itree_next(&cur);
+				steps++;
+			}
+		}
+		itree_cursor_release(&cur);
+		if (ret < 0)
+			break;
+	}
+	return i;
+}
+
+/**
+ * ext4_itree_check_names - which of the next names of the window are still there?
+ * @s: the scan, i_rwsem held shared
+ *
+ * A window is the directory as it was when it was filled.  After a change, the
+ * tree tells of each name whether it has been removed since: that takes no
+ * visit of the directory's blocks.  Names made since may have no place in the
+ * window, and need none: they are younger than the pass.  Names with equal
+ * keys stay as long as one of them does, and so does what the tree cannot tell
+ * without a read.
+ */
+void ext4_itree_check_names(struct ext4_itree_scan *s)
+{
+	struct ext4_itree et;
+	u32 i = s->cur;
+
+	if (inode_eq_iversion(s->dir, s->version) ||
+	    (i < s->checked && inode_eq_iversion(s->dir, s->checked_version)))
+		return;
+	s->checked = min(s->nr, i + CHECK_NAMES);
+	s->sure = i;
+	s->checked_version = inode_query_iversion(s->dir);
+	/* "." and ".." are not in the tree. */
+	while (i < s->checked && s->names[i].key <= KEY_DOTDOT)
+		i++;
+	if (i >= s->checked || !ext4_itree_usable(s->dir) ||
+	    ext4_itree_open_nowait(&et, s->dir))
+		return;
+	s->sure = mark_gone(s, &et.t, i);
+	ext4_itree_close(&et);
+}
+
+/**
+ * ext4_itree_still_true - does the name at s->cur exist, with the window's inode?
+ * @s: the scan, i_rwsem held
+ *
+ * Stricter than ext4_itree_check_names(): the key of a name that has gone may
+ * have come back with another name of the same hash.  In doubt, no.
+ */
+bool ext4_itree_still_true(const struct ext4_itree_scan *s)
+{
+	const struct scan_name *n = &s->names[s->cur];
+
+	if (inode_eq_iversion(s->dir, s->version))
+		return true;
+	if (!s->from_tree || s->cur >= s->sure || n->len == NAME_GONE ||
+	    !inode_eq_iversion(s->dir, s->checked_version))
+		return false;
+	/* Of two names with one key, the tree does not tell which has gone. */
+	if ((s->cur && n[-1].key == n->key) ||
+	    (s->cur + 1 < s->nr && n[1].key == n->key))
+		return false;
+	return !ext4_itree_may_be_added(s->dir, s->epoch,
+					ITREE_KEY_HASH(n->key));
 }

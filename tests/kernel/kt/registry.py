@@ -13,7 +13,7 @@ REPO = pathlib.Path(__file__).resolve().parents[3]
 MODULES = (
     "matrix", "ops", "scans", "space", "modes", "corrupt", "crash", "roundtrip", "online", "resume", "power", "damaged",
     "tools", "scrub", "faults", "neighbours", "dentries", "memory",
-    "checksums", "onehash", "positions", "reader", "renames", "delivery", "misses", "bios", "groups",
+    "checksums", "onehash", "positions", "reader", "renames", "delivery", "misses", "bios", "groups", "change",
 )  # fmt: skip
 
 
