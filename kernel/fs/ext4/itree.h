@@ -33,6 +33,15 @@ enum ext4_itree_stat {
 	EXT4_ITREE_NR_STATS
 };
 
+/*
+ * What memory holds of a directory besides its inode, allocated when the first
+ * of it is wanted.  What writers tell readers follows it, see itree_open.c.
+ */
+struct ext4_itree_dir {
+	struct ext4_itree_builder *builder;	/* changes under i_rwsem */
+	u16	missed;		/* blocks that had to be read, itree_ahead.c */
+};
+
 /* What ext4_itree_entry_key() says when there is no key to tell. */
 #define EXT4_ITREE_NO_KEY	0ULL		/* the directory has no tree */
 #define EXT4_ITREE_BAD_KEY	1ULL		/* the tree cannot be read */
@@ -72,6 +81,7 @@ int ext4_itree_store_dirent(struct ext4_itree_scan *s, u32 hash,
 /* itree_open.c: what writers tell readers */
 void ext4_itree_readers_renumber(struct inode *dir,
 				 struct ext4_dir_entry_2 *de);
+struct ext4_itree_dir *ext4_itree_make_dir(struct inode *dir);
 void ext4_itree_readers_added(struct inode *dir, u32 hash);
 void ext4_itree_readers_lose_added(struct inode *dir);
 void ext4_itree_readers_doubt(struct inode *dir);
@@ -105,10 +115,24 @@ u8 ext4_itree_builder_version(struct inode *dir);
 void ext4_itree_builder_stop(struct inode *dir, int err);
 int ext4_ioctl_itree(struct file *file, void __user *arg);
 
+static inline struct ext4_itree_dir *ext4_itree_dir(struct inode *dir)
+{
+	/* Pairs with the cmpxchg_release() in itree_open.c. */
+	return smp_load_acquire(&EXT4_I(dir)->i_itree_dir);
+}
+
+/* Whoever builds or drops the tree; i_rwsem held. */
+static inline struct ext4_itree_builder *ext4_itree_builder(struct inode *dir)
+{
+	struct ext4_itree_dir *d = ext4_itree_dir(dir);
+
+	return d ? READ_ONCE(d->builder) : NULL;
+}
+
 /* Is a tree being built, so that changes are to be logged? */
 static inline bool ext4_itree_building(struct inode *dir)
 {
-	return EXT4_I(dir)->i_itree_builder;
+	return ext4_itree_builder(dir);
 }
 
 /* In namei.c, for itree_dir.c and itree_scan.c */

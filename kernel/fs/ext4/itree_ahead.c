@@ -29,7 +29,7 @@
 #define MISS_TICK	(HZ / 8)
 #define MISS_STREAK	8U
 #define MISS_BYTES	(128U << 10)
-/* In i_itree_missed: the tick in the upper bits, the count in the lower ones. */
+/* In ->missed: the tick in the upper bits, the count in the lower ones. */
 #define MISS_COUNT	15U
 
 /*
@@ -354,13 +354,16 @@ bool ext4_itree_dir_kept(struct inode *dir)
 /* How many blocks of a directory have been missed shortly one after another. */
 static u32 miss_streak(struct inode *dir)
 {
-	u16 seen = READ_ONCE(EXT4_I(dir)->i_itree_missed);
-	u16 now = (jiffies / MISS_TICK) * (MISS_COUNT + 1), streak = 0;
+	struct ext4_itree_dir *d = ext4_itree_make_dir(dir);
+	u16 now = (jiffies / MISS_TICK) * (MISS_COUNT + 1), streak = 0, seen;
 
+	if (!d)
+		return 0;
+	seen = READ_ONCE(d->missed);
 	/* Racing readers lose a count, and the ticks wrap: no harm done. */
 	if ((u16)(now - (seen & ~MISS_COUNT)) <= 2 * (MISS_COUNT + 1))
 		streak = min((seen & MISS_COUNT) + 1, MISS_COUNT);
-	WRITE_ONCE(EXT4_I(dir)->i_itree_missed, now | streak);
+	WRITE_ONCE(d->missed, now | streak);
 	return streak;
 }
 

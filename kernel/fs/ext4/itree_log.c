@@ -34,7 +34,7 @@ struct log_chunk {
  */
 u8 ext4_itree_builder_version(struct inode *dir)
 {
-	return EXT4_I(dir)->i_itree_builder->hash_version;
+	return ext4_itree_builder(dir)->hash_version;
 }
 
 /**
@@ -44,7 +44,7 @@ u8 ext4_itree_builder_version(struct inode *dir)
  */
 void ext4_itree_builder_stop(struct inode *dir, int err)
 {
-	struct ext4_itree_builder *b = EXT4_I(dir)->i_itree_builder;
+	struct ext4_itree_builder *b = ext4_itree_builder(dir);
 
 	if (b && !b->err)
 		WRITE_ONCE(b->err, err);
@@ -58,7 +58,7 @@ void ext4_itree_builder_stop(struct inode *dir, int err)
  */
 void ext4_itree_log(struct inode *dir, u64 key, bool gone)
 {
-	struct ext4_itree_builder *b = EXT4_I(dir)->i_itree_builder;
+	struct ext4_itree_builder *b = ext4_itree_builder(dir);
 	struct log_chunk *c;
 
 	if (key == EXT4_ITREE_BAD_KEY)

@@ -318,7 +318,7 @@ static int set_flag(struct ext4_itree_builder *b)
 	if (err)
 		ext4_clear_inode_flag(dir, EXT4_INODE_ITREE);
 	else
-		WRITE_ONCE(EXT4_I(dir)->i_itree_builder, NULL);
+		WRITE_ONCE(ext4_itree_dir(dir)->builder, NULL);
 	ext4_journal_stop(handle);
 	return err;
 }
@@ -394,10 +394,13 @@ static int register_builder(struct ext4_itree_builder *b)
 	bool build = b->args->ia_op == EXT4_ITREE_OP_BUILD;
 	bool keep = build && !(b->args->ia_flags & EXT4_ITREE_FORCE);
 	struct inode *dir = b->dir;
+	struct ext4_itree_dir *d = ext4_itree_make_dir(dir);
 	int err;
 
+	if (!d)
+		return -ENOMEM;
 	inode_lock(dir);
-	err = EXT4_I(dir)->i_itree_builder ? -EBUSY :
+	err = d->builder ? -EBUSY :
 	      IS_DEADDIR(dir) ? -ENOENT : IS_IMMUTABLE(dir) ? -EPERM : 0;
 	if (!err && keep && ext4_dir_has_itree(dir) &&
 	    !ext4_test_inode_state(dir, EXT4_STATE_ITREE_BAD))
@@ -410,7 +413,7 @@ static int register_builder(struct ext4_itree_builder *b)
 		err = drop_flag(dir);
 	}
 	if (!err)
-		WRITE_ONCE(EXT4_I(dir)->i_itree_builder, b);
+		WRITE_ONCE(d->builder, b);
 	inode_unlock(dir);
 	return err;
 }
@@ -418,8 +421,8 @@ static int register_builder(struct ext4_itree_builder *b)
 static void unregister_builder(struct ext4_itree_builder *b)
 {
 	inode_lock(b->dir);
-	if (EXT4_I(b->dir)->i_itree_builder == b)
-		WRITE_ONCE(EXT4_I(b->dir)->i_itree_builder, NULL);
+	if (ext4_itree_builder(b->dir) == b)
+		WRITE_ONCE(ext4_itree_dir(b->dir)->builder, NULL);
 	inode_unlock(b->dir);
 	ext4_itree_free_log(&b->log);
 	ext4_itree_keys_free(&b->keys);

@@ -61,6 +61,7 @@ struct moved {
 
 /* A directory's registry; lives as long as the inode is in memory. */
 struct ext4_itree_readers {
+	struct ext4_itree_dir dir;
 	spinlock_t	lock;		/* of all that follows */
 	struct rb_root	log;
 	struct list_head ages;
@@ -87,8 +88,9 @@ struct ext4_itree_readers {
 
 static struct ext4_itree_readers *readers_of(struct inode *dir)
 {
-	/* Pairs with the cmpxchg_release() in make_readers(). */
-	return smp_load_acquire(&EXT4_I(dir)->i_itree_readers);
+	struct ext4_itree_dir *d = ext4_itree_dir(dir);
+
+	return d ? container_of(d, struct ext4_itree_readers, dir) : NULL;
 }
 
 static struct ext4_itree_readers *make_readers(struct inode *dir)
@@ -106,11 +108,24 @@ static struct ext4_itree_readers *make_readers(struct inode *dir)
 	r->log = RB_ROOT;
 	/* Positions of an earlier registry should not look like ours. */
 	r->last_id = get_random_u32_below(PASS_IDS);
-	if (cmpxchg_release(&EXT4_I(dir)->i_itree_readers, NULL, r)) {
+	if (cmpxchg_release(&EXT4_I(dir)->i_itree_dir, NULL, &r->dir)) {
 		kfree(r);
 		return readers_of(dir);
 	}
 	return r;
+}
+
+/**
+ * ext4_itree_make_dir - what memory holds of a directory besides its inode
+ * @dir: directory, whose inode is held
+ *
+ * Returns NULL without memory.  It goes with the inode.
+ */
+struct ext4_itree_dir *ext4_itree_make_dir(struct inode *dir)
+{
+	struct ext4_itree_readers *r = make_readers(dir);
+
+	return r ? &r->dir : NULL;
 }
 
 static void free_log(struct rb_root *log)
@@ -170,12 +185,12 @@ static void end_pass(struct ext4_itree_readers *r, struct ext4_itree_pass *pass)
  */
 void ext4_itree_forget_readers(struct inode *dir)
 {
-	struct ext4_itree_readers *r = EXT4_I(dir)->i_itree_readers;
+	struct ext4_itree_readers *r = readers_of(dir);
 	struct ext4_itree_pass *pass, *next;
 
 	if (!r)
 		return;
-	EXT4_I(dir)->i_itree_readers = NULL;
+	EXT4_I(dir)->i_itree_dir = NULL;
 	list_for_each_entry_safe(pass, next, &r->passes, list)
 		forget_pass(r, pass);
 	free_log(&r->log);
