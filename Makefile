@@ -11,7 +11,7 @@ export ITREE_CMD := $(value CMD)
 
 .PHONY: help deps fetch kernel kernel-debug kernel-uml kernel-uml-fast kernel-series kernel-releases e2fsprogs vm demo test lint format clean distclean \
 	srpm rpm repo deb image image-run tools test-packages test-tools test-ansible test-image \
-	kernel-uml-early xfstests test-core test-sources test-bench test-e2fsprogs test-vm test-kernel test-qemu test-debug test-kernel-debug fuzz-e2fsck
+	kernel-uml-early kernel-demo xfstests test-core test-sources test-bench test-e2fsprogs test-vm test-kernel test-qemu test-debug test-kernel-debug fuzz-e2fsck
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -33,6 +33,9 @@ kernel-uml: ## the same checks in a kernel that is a program of this host, into 
 
 kernel-uml-fast: ## such a program without the checks, with XFS and btrfs, into build/kernel-uml-fast/linux: bench/ with ITREE_KERNEL=
 	@kernel/build --uml --fast --out build/kernel-uml-fast
+
+kernel-demo: ## the least that `make demo` runs on, such a program, too, into build/kernel-demo/linux
+	@kernel/build --uml --fast --config-extra kernel/config/demo.config --out build/kernel-demo
 
 kernel-uml-early: ## such a program, too, whose trees begin at 2 blocks, into build/kernel-uml-early/linux: for xfstests
 	@kernel/build --uml --fast --tree-from 2 --out build/kernel-uml-early
