@@ -99,7 +99,7 @@ def groups(g: Guest) -> None:
                     g.equal(found[option]["names"], n, f"{name}: names")
                 ours, stock = found[""]["requests"], found["noitree"]["requests"]
                 # With lstat, a listing that follows the tree reads less in every group. What names alone cost in a
-                # group that does not hold the directory is reported, and stands in docs/trust.md as not mended.
+                # group that does not hold the directory is reported, and stands in docs/trust.md as not fixed.
                 if (work, size) != ("names", 8):
                     g.want(ours <= stock, f"{work} in {size} MiB: {ours} requests, in hash order {stock}")
     finally:
