@@ -11,7 +11,7 @@ export ITREE_CMD := $(value CMD)
 
 .PHONY: help deps fetch kernel kernel-debug kernel-uml kernel-uml-fast kernel-series kernel-releases e2fsprogs vm demo test lint format clean distclean \
 	srpm rpm repo deb image image-run tools test-packages test-tools test-ansible test-image \
-	kernel-uml-early kernel-demo xfstests test-core test-sources test-bench test-e2fsprogs test-vm test-kernel test-qemu test-debug test-kernel-debug fuzz-e2fsck
+	kernel-uml-early kernel-demo xfstests soak test-core test-sources test-bench test-e2fsprogs test-vm test-kernel test-qemu test-debug test-kernel-debug fuzz-e2fsck
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -116,6 +116,10 @@ xfstests: $(PYTHON) ## others' tests: XFSTESTS=DIR (a checkout), LIST=short|full
 	@packaging/deps/install --with xfstests
 	@$(MAKE) kernel-uml-early e2fsprogs
 	@$(PYTHON) tests/xfstests/run $(addprefix --list ,$(LIST)) $(addprefix --config ,$(CONFIG)) $(addprefix --run ,$(RUN)) "$(XFSTESTS)"
+
+soak: $(PYTHON) e2fsprogs ## a volume that lives for HOURS=4: mail, backups, listings, builds, drops (SMP=1: in QEMU on two processors; FRESH=1)
+	@$(MAKE) $(if $(SMP),kernel,kernel-uml-fast)
+	@$(PYTHON) tests/soak/run $(addprefix --hours ,$(HOURS)) $(if $(SMP),--smp) $(if $(FRESH),--fresh)
 
 fuzz-e2fsck: ## libFuzzer on libext2fs over damaged trees for 10 minutes, then e2fsck on what it found
 	@tests/hostile/fuzz --seconds 600 && tests/hostile/fuzz --e2fsck
