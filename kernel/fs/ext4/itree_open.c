@@ -395,6 +395,11 @@ bool ext4_itree_comes_later(struct ext4_itree_scan *s, const struct scan_name *n
 
 /* --- names added --- */
 
+static u32 added_bit(u32 hash)
+{
+	return hash >> (32 - ADDED_ORDER);
+}
+
 /**
  * ext4_itree_watch_added - remember from now on which names are added
  * @dir: with a scan that is open, i_rwsem held
@@ -441,8 +446,7 @@ void ext4_itree_readers_added(struct inode *dir, u32 hash)
 	if (!r || !READ_ONCE(r->added))
 		return;
 	spin_lock(&r->lock);
-	if (r->added &&
-	    !__test_and_set_bit(hash >> (32 - ADDED_ORDER), r->added))
+	if (r->added && !__test_and_set_bit(added_bit(hash), r->added))
 		r->nr_added++;
 	spin_unlock(&r->lock);
 }
@@ -477,7 +481,7 @@ bool ext4_itree_may_be_added(struct inode *dir, u32 epoch, u32 hash)
 		return true;
 	spin_lock(&r->lock);
 	may = r->epoch != epoch || !r->added ||
-	      test_bit(hash >> (32 - ADDED_ORDER), r->added);
+	      test_bit(added_bit(hash), r->added);
 	spin_unlock(&r->lock);
 	return may;
 }

@@ -7,8 +7,8 @@
  * always, and in reads where the directory does not stay in memory.  Names are
  * memory of the kernel's, though, held as long as a reader likes.  So windows
  * grow with the memory that the reader's control group may take, those of all
- * scans together are bounded by that of the machine, and when so much is out, a
- * scan goes on with windows of WINDOW_MAX names, which anybody may have.
+ * scans together are bounded by that of the machine, and when that much is lent,
+ * a scan goes on with windows of WINDOW_MAX names, which anybody may have.
  *
  * How many names fit is guessed from those of earlier windows; what counts is
  * the memory they take.

@@ -970,6 +970,8 @@ int ext4_itree_fill_window(struct file *file, struct ext4_itree_scan *s)
 	return 0;
 }
 
+/* --- names of a window after a change --- */
+
 /*
  * Walks tree and window side by side, from the name @i on, and marks names that
  * have lost their key.  Returns the first name of which the tree did not tell.
@@ -984,9 +986,8 @@ static u32 mark_gone(struct ext4_itree_scan *s, struct itree *t, u32 i)
 
 	while (i < s->checked) {
 		ret = itree_seek(t, n[i].key, &cur);
-		for (steps = 0; i < s->checked && steps < CHECK_STEPS; ) {
-			if (ret < 0)
-				break;
+		steps = 0;
+		while (ret >= 0 && i < s->checked && steps < CHECK_STEPS) {
 			key = ret ? ~0ULL : itree_cursor_key(&cur);
 			if (n[i].key < key) {
 				n[i++].len = NAME_GONE;
