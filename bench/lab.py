@@ -42,7 +42,7 @@ FILL_MEMORY = "1G"
 MEASURE_MEMORY = "192M"
 # sources whose change makes a filled image another one
 FILL_SOURCES = ("fill.c", "random.h")
-PROGRAMS = ("fill", "walk", "lookup", "mailmix", "insn")
+PROGRAMS = ("fill", "walk", "lookup", "mailmix", "insn", "changing")
 
 
 class LabError(Exception):

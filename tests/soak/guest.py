@@ -65,7 +65,7 @@ def mail(w: Worker) -> None:
             names.add(name)
             w.counts["delivered"] += 1
         elif names:
-            old = w.random.choice(tuple(names)) if len(names) < 200 else next(iter(names))
+            old, other = w.random.choices(tuple(names), k=2)
             if what < 0.7:
                 new = f"{old.split(':')[0]}:2,{w.random.choice('SRFT')}{turn}"
                 os.rename(box / old, box / new)
@@ -76,12 +76,10 @@ def mail(w: Worker) -> None:
                 os.unlink(box / old)
                 names.discard(old)
                 w.counts["deleted"] += 1
-            elif len(names) > 1:
-                other = w.random.choice(tuple(names - {old})) if len(names) < 200 else old
-                if other != old:
-                    os.rename(box / old, box / other)
-                    names.discard(old)
-                    w.counts["replaced"] += 1
+            elif other != old:
+                os.rename(box / old, box / other)
+                names.discard(old)
+                w.counts["replaced"] += 1
         if not turn % 2000:
             compare(w, box, names)
     for box, names in boxes.items():

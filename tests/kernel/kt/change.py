@@ -27,7 +27,7 @@ def fill(g: Guest, n: int) -> tuple[str, list[str]]:
 
 
 def listing(g: Guest, d: str, buf: int, between) -> tuple[list[str], int]:
-    """The names of a listing, and how many directory blocks it looked through; `between` is called before each call."""
+    """The names of a listing, and how many directory blocks it looked through; `between` is called after each call."""
     before = g.counter("visits")
     one = Stream(d, buf)
     try:
@@ -42,57 +42,64 @@ def storm(g: Guest) -> None:
     """With a create and an unlink between each two calls, a listing looks at little more blocks than at rest."""
     d, names = fill(g, g.p["full" if g.job["full"] else "n"])
     for buf in BUFFERS:
-        count = 0
+        storm_of(g, d, names, buf)
 
-        def change(_seen: list[str]) -> None:
-            nonlocal count
-            count += 1
-            path = os.path.join(d, f"delivered-{count}")  # noqa: B023
-            os.mknod(path)
-            os.unlink(path)
 
-        at_rest, still = listing(g, d, buf, lambda _seen: None)
-        got, busy = listing(g, d, buf, change)
-        g.equal(sorted(at_rest), sorted(names), f"names at rest, {buf} bytes a call")
-        kept = sorted(name for name in got if not name.startswith("delivered-"))
-        g.equal(kept, sorted(names), f"names of a directory that changes, {buf} bytes a call")
-        g.want(still > 0, "a listing that looks at no block: the counter is broken")
-        g.want(count > 30, f"only {count} changes")
-        g.want(busy <= 2 * still, f"{buf} bytes a call: {busy} blocks looked through, at rest {still}")
-        g.stats |= {f"rest_{buf}": still, f"change_{buf}": busy, f"changes_{buf}": count}
+def storm_of(g: Guest, d: str, names: list[str], buf: int) -> None:
+    count = 0
+
+    def change(_seen: list[str]) -> None:
+        nonlocal count
+        count += 1
+        path = os.path.join(d, f"delivered-{count}")
+        os.mknod(path)
+        os.unlink(path)
+
+    at_rest, still = listing(g, d, buf, lambda _seen: None)
+    got, busy = listing(g, d, buf, change)
+    g.equal(sorted(at_rest), sorted(names), f"names at rest, {buf} bytes a call")
+    kept = sorted(name for name in got if not name.startswith("delivered-"))
+    g.equal(kept, sorted(names), f"names of a directory that changes, {buf} bytes a call")
+    g.want(still > 0, "a listing that looks at no block: the counter is broken")
+    g.want(count > 30, f"only {count} changes")
+    g.want(busy <= 2 * still, f"{buf} bytes a call: {busy} blocks looked through, at rest {still}")
+    g.stats |= {f"rest_{buf}": still, f"change_{buf}": busy, f"changes_{buf}": count}
 
 
 def removed(g: Guest) -> None:
     """Of names that are removed, moved away or made anew ahead of the reader, those that are gone do not come."""
     d, names = fill(g, g.p["n"])
-    other = g.path("other")
-    os.mkdir(other)
+    os.mkdir(g.path("other"))
     for buf in BUFFERS:
-        rng = random.Random(buf)
-        gone: set[str] = set()
-        ghosts = 0
-        told = 0
-
-        def change(seen: list[str]) -> None:
-            nonlocal ghosts, told
-            ghosts += len(gone & set(seen[told:]))  # noqa: B023
-            told = len(seen)
-            left = sorted(set(names) - set(seen) - gone)  # noqa: B023
-            for number, name in enumerate(rng.sample(left, min(40, len(left)))):  # noqa: B023
-                gone.add(name)  # noqa: B023
-                if number % 3:
-                    os.unlink(os.path.join(d, name))
-                else:
-                    os.rename(os.path.join(d, name), os.path.join(other, name))
-
-        got, _ = listing(g, d, buf, change)
-        g.want(len(gone) >= 40, f"only {len(gone)} names removed")
-        g.equal(ghosts, 0, f"{buf} bytes a call: names that came after they had been removed")
-        g.equal(len(got), len(set(got)), f"{buf} bytes a call: names twice")
-        g.equal(sorted(set(names) - set(got) - gone), [], f"{buf} bytes a call: names missed")
-        names = [name for name in names if name not in gone]
-        g.stats |= {f"removed_{buf}": len(gone)}
+        names = removed_of(g, d, names, buf)
     g.equal(sorted(os.listdir(d)), sorted(names), "names in the end")
+
+
+def removed_of(g: Guest, d: str, names: list[str], buf: int) -> list[str]:
+    """The names that are left."""
+    rng, other = random.Random(buf), g.path("other")
+    gone: set[str] = set()
+    ghosts = told = 0
+
+    def change(seen: list[str]) -> None:
+        nonlocal ghosts, told
+        ghosts += len(gone & set(seen[told:]))
+        told = len(seen)
+        left = sorted(set(names) - set(seen) - gone)
+        for number, name in enumerate(rng.sample(left, min(40, len(left)))):
+            gone.add(name)
+            if number % 3:
+                os.unlink(os.path.join(d, name))
+            else:
+                os.rename(os.path.join(d, name), os.path.join(other, name))
+
+    got, _ = listing(g, d, buf, change)
+    g.want(len(gone) >= 40, f"only {len(gone)} names removed")
+    g.equal(ghosts, 0, f"{buf} bytes a call: names that came after they had been removed")
+    g.equal(len(got), len(set(got)), f"{buf} bytes a call: names twice")
+    g.equal(sorted(set(names) - set(got) - gone), [], f"{buf} bytes a call: names missed")
+    g.stats |= {f"removed_{buf}": len(gone)}
+    return [name for name in names if name not in gone]
 
 
 def renamed(g: Guest) -> None:
@@ -106,19 +113,24 @@ def renamed(g: Guest) -> None:
     pairs = [sorted(names)[:2] for names in links.values()]
     for old, _new in pairs:
         os.mknod(os.path.join(d, old))
-    one, calls, told, renames, wrong = Stream(d, 8192), 0, 0, 0, []
-    while one.call():
+    before = {old for old, _new in pairs}
+    calls = told = renames = 0
+    wrong: list[str] = []
+
+    def change(seen: list[str]) -> None:
+        nonlocal calls, told, renames
         calls += 1
         if calls == 8:  # the reader looks at inodes, and its window has all names
             for old, new in pairs:
-                renames += old not in one.names
+                renames += old not in seen
                 os.rename(os.path.join(d, old), os.path.join(d, new))
-        for name in one.names[told:]:
+        for name in seen[told:]:
             with contextlib.suppress(FileNotFoundError):
                 os.lstat(os.path.join(d, name))
-                wrong += [name] if renames and name in {old for old, _ in pairs} else []
-        told = len(one.names)
-    one.close()
+                wrong.extend([name] if renames and name in before else [])
+        told = len(seen)
+
+    listing(g, d, 8192, change)
     g.want(renames > 100, f"only {renames} names were renamed ahead of the reader")
     g.equal(wrong[:5], [], f"{len(wrong)} names that are gone, and were found")
     g.equal([new for _, new in pairs if not os.path.exists(os.path.join(d, new))][:5], [], "new names not found")
