@@ -14,6 +14,7 @@ trace's.
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import json
 import os
@@ -28,6 +29,8 @@ import ringbuffer
 
 TRACING = Path("/sys/kernel/tracing")
 BUFFER_KIB = 2048
+# An issue that is repeated follows the first one within so many requests: what a queue holds.
+REPEATED_WITHIN = 256
 
 
 class TraceError(Exception):
@@ -84,6 +87,28 @@ def check_against_disk(requests: list[model.Request], before: dict[str, int], af
         told = after[what] - before[what]
         if told != count:
             raise TraceError(f"{what}: the trace has {count}, the disk counted {told}")
+
+
+def without_repeated(
+    requests: list[model.Request], before: dict[str, int], after: dict[str, int]
+) -> list[model.Request]:
+    """The requests without those that the disk's driver could not take at once, which were issued twice.
+
+    Only as many reads as the trace has more than the disk counted, and only if the same one was issued just before.
+    """
+    excess = sum(r.is_read for r in requests) - (after["reads"] - before["reads"])
+    if excess <= 0:
+        return requests
+    kept: list[model.Request] = []
+    recent: collections.deque[tuple[int, int]] = collections.deque(maxlen=REPEATED_WITHIN)
+    for request in requests:
+        place = (request.sector, request.sectors)
+        if excess and request.is_read and place in recent:
+            excess -= 1
+            continue
+        recent.append(place)
+        kept.append(request)
+    return kept
 
 
 class Recorder:
@@ -198,6 +223,7 @@ def convert(raw: Path, trace: Path, recorded: dict, alone: bool = True) -> list[
     if recorded["events"] != len(requests):
         raise TraceError(f"{recorded['events']} events read, {len(requests)} found in the pages")
     if alone:
+        requests = without_repeated(requests, recorded["before"], recorded["after"])
         check_against_disk(requests, recorded["before"], recorded["after"])
     model.write_trace(trace, requests)
     raw.unlink()

@@ -128,6 +128,16 @@ def test_the_disk_disagrees(after):
         blocktrace.check_against_disk(blocktrace.parse(PAGES, LAYOUT), stat(10, 100, 50), after)
 
 
+def test_a_request_issued_twice_counts_once():
+    requests = blocktrace.parse(PAGES, LAYOUT)
+    reads = [r for r in requests if r.is_read]
+    twice = [*requests, reads[-1]]
+    before, after = stat(10, 100, 50), stat(12, 364, 66)
+    assert blocktrace.without_repeated(twice, before, after) == requests
+    # More than the disk counted, but none of them twice: it stays wrong.
+    assert len(blocktrace.without_repeated(requests, before, stat(11, 364, 66))) == len(requests)
+
+
 def test_convert_checks_and_writes(tmp_path):
     raw, trace = tmp_path / "t.raw", tmp_path / "t.gz"
     raw.write_bytes(PAGES)

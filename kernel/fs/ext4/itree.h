@@ -30,6 +30,10 @@ enum ext4_itree_stat {
 	EXT4_ITREE_INSERTS,
 	EXT4_ITREE_DELETES,
 	EXT4_ITREE_VISITS,	/* of directory blocks, by scans */
+	EXT4_ITREE_AHEAD_RUNS,	/* read ahead, itree_files.c: runs, ... */
+	EXT4_ITREE_AHEAD_FILES,	/* ... files, ... */
+	EXT4_ITREE_AHEAD_BYTES,	/* ... their pages, ... */
+	EXT4_ITREE_AHEAD_USED,	/* ... and files that were read then */
 	EXT4_ITREE_NR_STATS
 };
 
@@ -39,6 +43,7 @@ enum ext4_itree_stat {
  */
 struct ext4_itree_dir {
 	struct ext4_itree_builder *builder;	/* changes under i_rwsem */
+	struct ext4_itree_streams *streams;	/* itree_files.c */
 	u16	missed;		/* blocks that had to be read, itree_ahead.c */
 };
 

@@ -563,6 +563,24 @@ int ext4_itree_load(struct inode *dir, ext4_lblk_t block,
 }
 
 /**
+ * ext4_itree_cached_itable - the block of the inode table that holds an inode
+ * @sb: file system
+ * @ino: the inode's number
+ *
+ * Returns NULL if it is not in memory.
+ */
+struct buffer_head *ext4_itree_cached_itable(struct super_block *sb, u32 ino)
+{
+	ext4_fsblk_t block = itable_block(sb, ino);
+	struct buffer_head *bh = block ? sb_find_get_block(sb, block) : NULL;
+
+	if (bh && ext4_buffer_uptodate(bh))
+		return bh;
+	brelse(bh);
+	return NULL;
+}
+
+/**
  * ext4_itree_load_inode - bring an inode's block of the table into memory
  * @dir: directory, i_rwsem held shared, which is left to read
  * @ino: inode number
@@ -575,12 +593,10 @@ void ext4_itree_load_inode(struct inode *dir, u32 ino)
 
 	if (!block || ext4_itree_cached(sb, &ino, 1, sizeof(ino)))
 		return;
-	bh = sb_find_get_block(sb, block);
-	if (bh && ext4_buffer_uptodate(bh)) {
-		brelse(bh);
-		return;
-	}
+	bh = ext4_itree_cached_itable(sb, ino);
 	brelse(bh);
+	if (bh)
+		return;
 	inode_unlock_shared(dir);
 	/* An error is met again by whoever looks at the inode. */
 	bh = ext4_sb_bread(sb, block, META_READ);

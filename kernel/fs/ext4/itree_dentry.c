@@ -166,11 +166,14 @@ static int match_busy(struct inode *inode, unsigned long ino, void *busy)
 	return -1;
 }
 
-/*
- * Is somebody reading this inode, or evicting it?  iget would wait for that,
- * with i_rwsem held.
+/**
+ * ext4_itree_inode_busy - is somebody reading this inode, or evicting it?
+ * @sb: file system
+ * @ino: the inode's number
+ *
+ * iget would wait for that.
  */
-static bool inode_busy(struct super_block *sb, u32 ino)
+bool ext4_itree_inode_busy(struct super_block *sb, u32 ino)
 {
 	bool busy = false;
 
@@ -185,7 +188,7 @@ static bool fill_dentry(struct inode *dir, struct dentry *dentry, u32 ino)
 	struct inode *inode;
 
 	if (!ext4_valid_inum(dir->i_sb, ino) || ino == dir->i_ino ||
-	    inode_busy(dir->i_sb, ino))
+	    ext4_itree_inode_busy(dir->i_sb, ino))
 		return false;
 	inode = ext4_iget(dir->i_sb, ino, EXT4_IGET_NORMAL);
 	if (IS_ERR(inode))

@@ -78,5 +78,14 @@ u32 ext4_itree_ahead_limit(void);
 unsigned long ext4_itree_memory(void);
 u32 ext4_itree_ahead_inodes(struct super_block *sb, const u32 *ino, u32 nr,
 			    size_t stride, u32 blocks);
+struct buffer_head *ext4_itree_cached_itable(struct super_block *sb, u32 ino);
+
+/* itree_sweep.c */
+void ext4_itree_start_tree(struct inode *dir);
+u32 ext4_itree_take_inodes(struct inode *dir, u64 *next, u32 *inodes, u32 max,
+			   u32 group);
+
+/* itree_dentry.c */
+bool ext4_itree_inode_busy(struct super_block *sb, u32 ino);
 
 #endif /* _EXT4_ITREE_GLUE_H */

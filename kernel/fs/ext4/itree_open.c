@@ -195,6 +195,7 @@ void ext4_itree_forget_readers(struct inode *dir)
 		forget_pass(r, pass);
 	free_log(&r->log);
 	bitmap_free(r->added);
+	kfree(r->dir.streams);
 	kfree(r);
 }
 

@@ -119,15 +119,21 @@ static bool open_tree(struct ext4_itree *et, struct inode *dir,
 	return true;
 }
 
-/*
- * The inodes of the next keys, of each block of the inode tables the first.
- * Returns their number; *next is the key to go on with, or 0 at the end, or if
- * a node has left memory.
+/**
+ * ext4_itree_take_inodes - the inode numbers of the next keys
+ * @dir: directory, i_rwsem held
+ * @next: key to begin with; set to the one to go on with, or to 0 at the end,
+ *	or if a node has left memory
+ * @inodes: filled with the numbers, ascending
+ * @max: most of them
+ * @group: of so many neighbouring numbers, only the first is taken
+ *
+ * Returns how many.
  */
-static u32 take_inodes(struct inode *dir, u64 *next, u32 *inodes)
+u32 ext4_itree_take_inodes(struct inode *dir, u64 *next, u32 *inodes, u32 max,
+			   u32 group)
 {
-	u32 per_block = EXT4_SB(dir->i_sb)->s_inodes_per_block;
-	u32 keys = 0, nr = 0, ino, block, last = ~0U;
+	u32 keys = 0, nr = 0, ino, last = ~0U;
 	struct itree_cursor cur;
 	struct itree_info info;
 	struct ext4_itree et;
@@ -138,15 +144,14 @@ static u32 take_inodes(struct inode *dir, u64 *next, u32 *inodes)
 	if (!open_tree(&et, dir, &info))
 		return 0;
 	for (ret = itree_seek(&et.t, lo, &cur); !ret; ret = itree_next(&cur)) {
-		if (nr == SWEEP_INODES || keys++ == SWEEP_KEYS) {
+		if (nr == max || keys++ == SWEEP_KEYS) {
 			*next = itree_cursor_key(&cur);
 			break;
 		}
 		ino = ITREE_KEY_INO(itree_cursor_key(&cur));
-		block = (ino - 1) / per_block;
-		if (block != last)
+		if ((ino - 1) / group != last)
 			inodes[nr++] = ino;
-		last = block;
+		last = (ino - 1) / group;
 	}
 	itree_cursor_release(&cur);
 	ext4_itree_close(&et);
@@ -166,7 +171,8 @@ static void sweep_tables(struct inode *dir, bool read, u64 *blocks)
 	*blocks = 0;
 	while (next && !fatal_signal_pending(current)) {
 		inode_lock_shared(dir);
-		nr = take_inodes(dir, &next, inodes);
+		nr = ext4_itree_take_inodes(dir, &next, inodes, SWEEP_INODES,
+					    EXT4_SB(dir->i_sb)->s_inodes_per_block);
 		inode_unlock_shared(dir);
 		*blocks += nr;
 		if (*blocks > ext4_itree_ahead_limit())
@@ -179,25 +185,55 @@ static void sweep_tables(struct inode *dir, bool read, u64 *blocks)
 	kvfree(inodes);
 }
 
-static void sweep(struct inode *dir)
+/* Blocks of the tree as its root tells, 0 if that is not in memory. */
+static u32 tree_blocks(struct inode *dir)
 {
 	struct itree_info info = { };
 	struct ext4_itree et;
+
+	if (open_tree(&et, dir, &info))
+		ext4_itree_close(&et);
+	return info.blocks;
+}
+
+/**
+ * ext4_itree_start_tree - start reading what is not in memory of a tree
+ * @dir: directory
+ *
+ * Of a tree whose root is not in memory, that first: the next call then reads
+ * the rest.
+ */
+void ext4_itree_start_tree(struct inode *dir)
+{
+	u32 blocks;
+
+	if (!inode_trylock_shared(dir))
+		return;
+	blocks = tree_blocks(dir);
+	inode_unlock_shared(dir);
+	if (blocks)
+		ext4_itree_ahead_tree(dir, blocks);
+	else
+		ext4_itree_ahead_range(dir, ITREE_SEG_START, 1);
+}
+
+static void sweep(struct inode *dir)
+{
 	u64 blocks = 0;
+	u32 tree;
 
 	/* The root, which tells how large the tree is. */
 	wait_for_tree(dir, 1);
 	inode_lock_shared(dir);
-	if (open_tree(&et, dir, &info))
-		ext4_itree_close(&et);
+	tree = tree_blocks(dir);
 	inode_unlock_shared(dir);
-	if (!info.blocks)
+	if (!tree)
 		return;
-	ext4_itree_ahead_dir(dir, info.blocks);
-	ext4_itree_ahead_tree(dir, info.blocks);
-	if (info.blocks > ext4_itree_ahead_limit())
+	ext4_itree_ahead_dir(dir, tree);
+	ext4_itree_ahead_tree(dir, tree);
+	if (tree > ext4_itree_ahead_limit())
 		return;
-	wait_for_tree(dir, info.blocks);
+	wait_for_tree(dir, tree);
 	sweep_tables(dir, false, &blocks);
 	if (blocks && blocks <= ext4_itree_ahead_limit())
 		sweep_tables(dir, true, &blocks);

@@ -50,12 +50,22 @@ class Faulty(Mapped):
 
     def unreadable(self, addresses: list[int], size: int) -> str:
         """A table in which these blocks can be written but not read."""
+        return self.with_blocks(addresses, size, "flakey {raw} {start} 0 36000 1 error_reads")
+
+    def silent(self, addresses: list[int], size: int) -> str:
+        """A table in which reads of these blocks are not answered until another table is loaded.
+
+        A suspended device would not do: it fails readahead at once.
+        """
+        return self.with_blocks(addresses, size, "delay {raw} {start} 3600000")
+
+    def with_blocks(self, addresses: list[int], size: int, target: str) -> str:
         lines, at = [], 0
         for address in sorted(addresses):
             start, length = address // 512, size // 512
             if start > at:
                 lines.append(f"{at} {start - at} linear {self.raw} {at}")
-            lines.append(f"{start} {length} flakey {self.raw} {start} 0 36000 1 error_reads")
+            lines.append(f"{start} {length} {target.format(raw=self.raw, start=start)}")
             at = start + length
         if at < self.sectors:
             lines.append(f"{at} {self.sectors - at} linear {self.raw} {at}")

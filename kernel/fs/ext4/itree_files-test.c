@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * KUnit tests of the detector of readers in inode order.
+ *
+ * Included by itree_files.c.
+ */
+#include <kunit/test.h>
+
+#define TEST_FILES	1000U
+/* Of a directory: inode numbers that are not all next to each other. */
+#define TEST_INO(n)	(1000U + (n) * 3)
+
+/* Reads files @from to @to; returns how many runs were asked for. */
+static u32 test_read(struct ext4_itree_streams *t, u32 from, u32 to, bool miss)
+{
+	struct ext4_itree_stream *s;
+	u32 i, runs = 0;
+
+	for (i = from; i < to; i++) {
+		s = stream_note(t, TEST_INO(i), miss);
+		if (!s)
+			continue;
+		runs++;
+		stream_stop(s);
+	}
+	return runs;
+}
+
+/* Reads ahead of a reader that is at file @at, as read_run() would. */
+static u32 test_run(struct ext4_itree_stream *s, u32 at)
+{
+	u32 run = s->run, left = run / LEFT_SHARE;
+
+	stream_go_on(s, TEST_INO(at + 1 + run), TEST_INO(at + run - left),
+		     run - left - 1);
+	return run;
+}
+
+static void itree_test_streak(struct kunit *test)
+{
+	struct ext4_itree_streams t = { };
+
+	KUNIT_EXPECT_EQ(test, test_read(&t, 0, STREAK - 1, true), 0);
+	KUNIT_EXPECT_EQ(test, test_read(&t, STREAK - 1, STREAK, true), 1);
+}
+
+static void itree_test_hits_begin_nothing(struct kunit *test)
+{
+	struct ext4_itree_streams t = { };
+
+	KUNIT_EXPECT_EQ(test, test_read(&t, 0, TEST_FILES, false), 0);
+}
+
+static void itree_test_backwards(struct kunit *test)
+{
+	struct ext4_itree_streams t = { };
+	u32 i;
+
+	for (i = TEST_FILES; i; i--)
+		KUNIT_EXPECT_NULL(test, stream_note(&t, TEST_INO(i), true));
+}
+
+/* Threads that share the files out among them are not quite in order. */
+static void itree_test_jitter(struct kunit *test)
+{
+	struct ext4_itree_streams t = { };
+	u32 i;
+
+	for (i = 0; i < 4 * STREAK; i++)
+		if (stream_note(&t, TEST_INO(i ^ 3), true))
+			break;
+	KUNIT_EXPECT_LT(test, i, 4 * STREAK);
+}
+
+/* Two readers far apart take turns, and each is followed. */
+static void itree_test_two_readers(struct kunit *test)
+{
+	struct ext4_itree_streams t = { };
+	struct ext4_itree_stream *one = NULL, *two = NULL;
+	u32 i;
+
+	for (i = 0; i < STREAK; i++) {
+		one = stream_note(&t, TEST_INO(i), true);
+		two = stream_note(&t, TEST_INO(i) + 4 * STREAM_NEAR, true);
+	}
+	KUNIT_ASSERT_NOT_NULL(test, one);
+	KUNIT_ASSERT_NOT_NULL(test, two);
+	KUNIT_EXPECT_PTR_NE(test, one, two);
+}
+
+/* With each run that is used the next is twice as long, up to a limit. */
+static void itree_test_doubles(struct kunit *test)
+{
+	struct ext4_itree_streams t = { };
+	struct ext4_itree_stream *s = NULL;
+	u32 i, run = 0, last = 0;
+
+	for (i = 0; !s; i++)
+		s = stream_note(&t, TEST_INO(i), true);
+	for (run = test_run(s, i - 1); run < RUN_MAX / 4; run = test_run(s, i - 1)) {
+		KUNIT_EXPECT_EQ(test, run, last ? 2 * last : RUN_MIN);
+		last = run;
+		for (s = NULL; !s; i++)
+			s = stream_note(&t, TEST_INO(i), false);
+	}
+	for (last = 0; last != RUN_MAX; last = test_run(s, i - 1))
+		for (s = NULL; !s; i++)
+			s = stream_note(&t, TEST_INO(i), false);
+	for (s = NULL; !s; i++)
+		s = stream_note(&t, TEST_INO(i), false);
+	KUNIT_EXPECT_EQ(test, s->run, RUN_MAX);
+}
+
+/* A reader that jumps to the end of its run has not used it. */
+static void itree_test_unused(struct kunit *test)
+{
+	struct ext4_itree_streams t = { };
+	struct ext4_itree_stream *s = NULL;
+	u32 i, run;
+
+	for (i = 0; !s; i++)
+		s = stream_note(&t, TEST_INO(i), true);
+	run = test_run(s, i - 1);
+	KUNIT_EXPECT_NULL(test, stream_note(&t, TEST_INO(i + run), true));
+	KUNIT_EXPECT_EQ(test, s->end, 0);
+	KUNIT_EXPECT_EQ(test, s->run, RUN_MIN);
+}
+
+/* Files that are gone before their turn make runs shorter, and keep them so. */
+static void itree_test_gone(struct kunit *test)
+{
+	struct ext4_itree_streams t = { };
+	struct ext4_itree_stream *s = NULL;
+	u32 i, run = 0;
+
+	for (i = 0; !s; i++)
+		s = stream_note(&t, TEST_INO(i), true);
+	while (run < 64 * RUN_MIN) {
+		run = test_run(s, i - 1);
+		for (s = NULL; !s; i++)
+			s = stream_note(&t, TEST_INO(i), false);
+	}
+	run = test_run(s, i - 1);
+	for (s = NULL; !s; i++)
+		s = stream_note(&t, TEST_INO(i), i % 4 == 0);
+	KUNIT_EXPECT_EQ(test, s->run, run - run / 4);
+	test_run(s, i - 1);
+	for (s = NULL; !s; i++)
+		s = stream_note(&t, TEST_INO(i), false);
+	KUNIT_EXPECT_EQ(test, s->run, run - run / 4);
+}
+
+/* A reader whose inodes are not in memory tries again, but not for ever. */
+static void itree_test_wait(struct kunit *test)
+{
+	struct ext4_itree_streams t = { };
+	struct ext4_itree_stream *s = NULL;
+	u32 i, tries;
+
+	for (i = 0; !s; i++)
+		s = stream_note(&t, TEST_INO(i), true);
+	for (tries = 0; s; tries++) {
+		u32 until = i + STREAK;
+
+		stream_wait(s, TEST_INO(i));
+		for (s = NULL; !s && i < until; i++)
+			s = stream_note(&t, TEST_INO(i), true);
+	}
+	KUNIT_EXPECT_EQ(test, tries, TRIES_MAX + 1);
+}
+
+/* A reader whose run is being read is not taken for another. */
+static void itree_test_busy(struct kunit *test)
+{
+	struct ext4_itree_streams t = { };
+	struct ext4_itree_stream *s = NULL;
+	u32 i, far;
+
+	for (i = 0; !s; i++)
+		s = stream_note(&t, TEST_INO(i), true);
+	for (far = 1; far <= 2 * STREAMS; far++)
+		stream_note(&t, far * 8 * STREAM_NEAR, true);
+	KUNIT_EXPECT_TRUE(test, s->busy);
+	KUNIT_EXPECT_EQ(test, s->last, TEST_INO(i - 1));
+	KUNIT_EXPECT_NULL(test, stream_note(&t, TEST_INO(i), true));
+}
+
+static struct kunit_case itree_files_cases[] = {
+	KUNIT_CASE(itree_test_streak),
+	KUNIT_CASE(itree_test_hits_begin_nothing),
+	KUNIT_CASE(itree_test_backwards),
+	KUNIT_CASE(itree_test_jitter),
+	KUNIT_CASE(itree_test_two_readers),
+	KUNIT_CASE(itree_test_doubles),
+	KUNIT_CASE(itree_test_unused),
+	KUNIT_CASE(itree_test_gone),
+	KUNIT_CASE(itree_test_wait),
+	KUNIT_CASE(itree_test_busy),
+	{}
+};
+
+static struct kunit_suite itree_files_suite = {
+	.name = "ext4_itree_files_test",
+	.test_cases = itree_files_cases,
+};
+
+kunit_test_suites(&itree_files_suite);

@@ -1,0 +1,646 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Reading small files ahead of whoever reads a directory's files in inode order.
+ *
+ * A file has a reading direction: readahead brings the next pages of a reader
+ * that goes on.  A directory with a tree has one, too, inode order.  Backups,
+ * copies and searches read one small file after the other in that order, and
+ * each file is a request of its own, in an aged directory anywhere on the disk.
+ *
+ * This detector is modelled on mm/readahead.c.  It looks at the first read of
+ * each small file.  A streak of such reads that had to wait, ascending and
+ * close together by the directory's tree, is a reader to follow.  The files of
+ * the next keys are then read in the order of the disk, neighbours in one
+ * request.  When the reader comes near the end of such a run and has used it,
+ * the next one follows, twice as long, up to a share of the memory that the
+ * reader's control group may take.  A reader that leaves the order, or does not
+ * find in memory what was read for it, is not followed any longer.
+ *
+ * Runs are read by the reader, at the end of its read, with no lock of the
+ * file's held: memory, I/O priority and I/O limits are those of the reader.
+ * The directory's i_rwsem is only tried, and never held for a disk.
+ */
+#include <linux/backing-dev.h>
+#include <linux/blkdev.h>
+#include <linux/buffer_head.h>
+#include <linux/dcache.h>
+#include <linux/fs.h>
+#include <linux/pagemap.h>
+#include <linux/slab.h>
+#include <linux/sort.h>
+#include "ext4.h"
+#include "ext4_extents.h"
+#include "itree.h"
+#include "itree_files.h"
+#include "itree_glue.h"
+#include "itree_scan.h"
+
+#include <trace/events/ext4.h>
+
+/* Readers of one directory that are followed at a time. */
+#define STREAMS		4U
+/* A reader is followed after so many reads in a row that had to wait. */
+#define STREAK		8U
+/*
+ * In a streak, a reader may pass by so many names for each one it reads.  Reads
+ * in another order sometimes ascend, too, but skip most of the names.
+ */
+#define STREAK_SPARSE	4U
+/* A read this far beyond a reader's last one belongs to another reader. */
+#define STREAM_NEAR	8192U
+/* Keys that one run takes. */
+#define RUN_MIN		(2 * STREAK)
+#define RUN_MAX		262144U
+/* Of the memory, what one run may take. */
+#define RUN_SHARE	4
+/* In core, an inode and what belongs to it take about this many bytes. */
+#define INODE_BYTES	1536U
+/* The next run is due when so much of this one is left: an eighth. */
+#define LEFT_SHARE	8
+/* Of the reads of a run, so many may find their file gone, and a streak's. */
+#define MISSED_SHARE	64
+/* Times that a reader waits for inode tables or the tree to come in. */
+#define TRIES_MAX	4U
+/* Keys that are taken under i_rwsem without a pause. */
+#define TAKE_KEYS	4096U
+/* Bytes after which a run lets others in and looks for signals. */
+#define PIECE_BYTES	BIT(20)
+
+/* --- the detector --- */
+
+/*
+ * A reader, as the inode numbers of the small files show that it reads from
+ * their start.
+ */
+struct ext4_itree_stream {
+	u32	first;		/* where the streak or the last run began */
+	u32	last;		/* the highest one so far */
+	u32	streak;		/* reads that went up and had to wait */
+	u32	end;		/* below, files have been read ahead, or 0 */
+	u32	mark;		/* the read that wants the next run */
+	u32	due;		/* files read ahead below the mark */
+	u32	used;		/* reads since then, found in memory ... */
+	u32	missed;		/* ... and not */
+	u32	run;		/* keys that the next run takes ... */
+	u32	most;		/* ... and may take, as memory showed */
+	u32	tries;		/* in a row that found no inodes in memory */
+	u32	age;
+	bool	busy;		/* its next run is being read */
+};
+
+/* The readers of a directory. */
+struct ext4_itree_streams {
+	spinlock_t	lock;		/* of all that follows */
+	u32		clock;
+	u32		used;		/* files of runs that were read: count */
+	struct ext4_itree_stream stream[STREAMS];
+};
+
+/* How far @ino is from what the reader does; ~0 if it is not this reader. */
+static u32 distance(const struct ext4_itree_stream *s, u32 ino)
+{
+	u32 top = max(s->last, s->end);
+
+	if (!s->first || ino < s->first || (ino > top && ino - top > STREAM_NEAR))
+		return ~0U;
+	return ino > s->last ? ino - s->last : s->last - ino;
+}
+
+/* The reader that reads @ino, or the one to be forgotten for a new one. */
+static struct ext4_itree_stream *find_stream(struct ext4_itree_streams *t,
+					     u32 ino, bool *found)
+{
+	struct ext4_itree_stream *s, *best = NULL, *oldest = NULL;
+	u32 least = ~0U, d;
+
+	for (s = t->stream; s < t->stream + STREAMS; s++) {
+		d = distance(s, ino);
+		if (d < least) {
+			least = d;
+			best = s;
+		}
+		if (!s->busy && (!oldest || t->clock - s->age >
+					    t->clock - oldest->age))
+			oldest = s;
+	}
+	*found = best;
+	return best ?: oldest;
+}
+
+static void start_streak(struct ext4_itree_stream *s, u32 ino)
+{
+	s->first = ino;
+	s->last = ino;
+	s->streak = 1;
+	s->end = 0;
+	s->tries = 0;
+	s->run = RUN_MIN;
+	s->most = RUN_MAX;
+}
+
+/* Has the reader used the last run?  Sets the length of the next. */
+static bool run_paid(struct ext4_itree_stream *s)
+{
+	u32 reads = s->used + s->missed;
+
+	if (s->tries)
+		return true;
+	if (reads < s->due / 2)
+		return false;
+	/* What is gone before its turn was too much for the memory. */
+	if (s->missed > STREAK + reads / MISSED_SHARE)
+		s->most = max(s->run - s->run / 4, RUN_MIN);
+	s->run = min(s->run * 2, s->most);
+	return true;
+}
+
+/**
+ * stream_note - a small file is read from its start
+ * @t: readers of its directory, locked
+ * @ino: the file's inode number
+ * @miss: the read has to wait for the disk
+ *
+ * Returns the reader if files are to be read ahead of it now.  It is busy then
+ * until stream_go_on() or stream_stop().
+ */
+static struct ext4_itree_stream *stream_note(struct ext4_itree_streams *t,
+					     u32 ino, bool miss)
+{
+	bool found;
+	struct ext4_itree_stream *s = find_stream(t, ino, &found);
+
+	if (!found) {
+		if (s && miss) {
+			start_streak(s, ino);
+			s->age = ++t->clock;
+		}
+		return NULL;
+	}
+	s->age = ++t->clock;
+	if (s->end) {
+		s->used += !miss;
+		t->used += !miss && ino < s->end;
+		s->missed += miss;
+		s->last = max(s->last, ino);
+		if (s->busy || ino < s->mark)
+			return NULL;
+		if (s->tries > TRIES_MAX || !run_paid(s)) {
+			start_streak(s, ino);
+			return NULL;
+		}
+	} else {
+		if (!miss || ino <= s->last)
+			return NULL;
+		s->last = ino;
+		if (++s->streak < STREAK || s->busy)
+			return NULL;
+	}
+	s->busy = true;
+	return s;
+}
+
+/**
+ * stream_go_on - a run has been read ahead
+ * @s: its reader, locked
+ * @end: inode number behind the run
+ * @mark: inode number whose read wants the next one
+ * @due: files of the run below the mark
+ */
+static void stream_go_on(struct ext4_itree_stream *s, u32 end, u32 mark,
+			 u32 due)
+{
+	s->busy = false;
+	s->first = s->last;
+	s->end = end;
+	s->mark = mark;
+	s->due = due;
+	s->used = 0;
+	s->missed = 0;
+	s->tries = 0;
+}
+
+/**
+ * stream_wait - the inodes to read ahead are not in memory yet
+ * @s: its reader, locked
+ * @end: inode number that the run begins with
+ *
+ * The run is due again some files later.
+ */
+static void stream_wait(struct ext4_itree_stream *s, u32 end)
+{
+	u32 tries = s->tries + 1;
+
+	stream_go_on(s, end, s->last + STREAK, 0);
+	s->tries = tries;
+}
+
+/**
+ * stream_stop - nothing could be read ahead
+ * @s: the reader, locked
+ *
+ * It has to begin anew.
+ */
+static void stream_stop(struct ext4_itree_stream *s)
+{
+	s->busy = false;
+	start_streak(s, s->last);
+}
+
+/* --- a run --- */
+
+struct run_file {
+	ext4_fsblk_t pblk;	/* of its first block; 0: leave it out */
+	u32	ino;
+	u32	bytes;		/* whole pages */
+};
+
+struct file_run {
+	struct inode	*dir;
+	struct run_file	*file;
+	u32		nr;
+	u32		end;	/* inode number to go on with */
+	u32		mark;
+	u32		due;
+	bool		full;	/* memory is to take no more */
+	u32		files;	/* that were read, ... */
+	u64		bytes;	/* ... and their pages */
+};
+
+/* Bytes that a run may take. */
+static u64 run_budget(struct super_block *sb)
+{
+	u64 bytes = (u64)ext4_itree_memory() / RUN_SHARE << PAGE_SHIFT;
+
+	return min_t(u64, bytes, READ_ONCE(EXT4_SB(sb)->s_itree_ahead_max));
+}
+
+/* The inode numbers from @from on, each once; returns how many. */
+static u32 take_inodes(struct inode *dir, u32 from, u32 *ino, u32 max)
+{
+	u64 next = ITREE_KEY(from, 0);
+	u32 nr = 0;
+
+	if (!inode_trylock_shared(dir))
+		return 0;
+	nr = ext4_itree_take_inodes(dir, &next, ino, max, 1);
+	inode_unlock_shared(dir);
+	return nr;
+}
+
+/*
+ * Did the streak read most of what lies between its first file and its last?
+ * Reads of another order that ascend by chance did not.
+ */
+static bool streak_dense(struct inode *dir, u32 first, u32 last)
+{
+	u32 ino[STREAK * STREAK_SPARSE];
+	u32 nr = take_inodes(dir, first, ino, ARRAY_SIZE(ino));
+
+	if (!nr)
+		ext4_itree_start_tree(dir);
+	return nr && (nr < ARRAY_SIZE(ino) || ino[nr - 1] >= last);
+}
+
+/* Where the data of a small file begins, as its raw inode tells. */
+static void look_at_inode(struct super_block *sb, struct ext4_inode *raw,
+			  struct run_file *f)
+{
+	struct ext4_extent_header *eh = (struct ext4_extent_header *)raw->i_block;
+	u32 flags = le32_to_cpu(raw->i_flags);
+	u64 size = ext4_isize(sb, raw);
+
+	if (!S_ISREG(le16_to_cpu(raw->i_mode)) || !raw->i_links_count ||
+	    !size || size > EXT4_ITREE_SMALL_FILE ||
+	    !(flags & EXT4_EXTENTS_FL) || flags & EXT4_INLINE_DATA_FL ||
+	    eh->eh_magic != EXT4_EXT_MAGIC || eh->eh_depth || !eh->eh_entries)
+		return;
+	f->pblk = ext4_ext_pblock(EXT_FIRST_EXTENT(eh));
+	f->bytes = round_up(size, PAGE_SIZE);
+}
+
+/*
+ * Looks at the inodes whose blocks of the inode table are in memory, up to one
+ * that is not, or until they are all that memory is to take.
+ */
+static void look_at_files(struct file_run *r)
+{
+	struct super_block *sb = r->dir->i_sb;
+	struct buffer_head *bh = NULL;
+	u64 budget = run_budget(sb), bytes = 0;
+	u32 i, block, last = ~0U, at;
+
+	for (i = 0; i < r->nr; i++) {
+		block = (r->file[i].ino - 1) / EXT4_SB(sb)->s_inodes_per_block;
+		if (block != last) {
+			brelse(bh);
+			bh = ext4_itree_cached_itable(sb, r->file[i].ino);
+			last = block;
+			cond_resched();
+		}
+		if (!bh)
+			break;
+		at = (r->file[i].ino - 1) % EXT4_INODES_PER_GROUP(sb) %
+		     EXT4_SB(sb)->s_inodes_per_block;
+		look_at_inode(sb, (struct ext4_inode *)
+			      (bh->b_data + at * EXT4_INODE_SIZE(sb)),
+			      &r->file[i]);
+		if (r->file[i].pblk)
+			bytes += r->file[i].bytes + INODE_BYTES;
+		r->full = bytes > budget;
+		if (r->full)
+			break;
+	}
+	brelse(bh);
+	if (i < r->nr)
+		r->end = r->file[i].ino;
+	r->nr = i;
+}
+
+/* Takes up to @max inode numbers from @from on. */
+static bool take_files(struct file_run *r, u32 from, u32 max)
+{
+	u32 *ino, nr, i;
+
+	r->file = kvcalloc(max, sizeof(*r->file),
+			   GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
+	ino = kvmalloc_array(TAKE_KEYS, sizeof(*ino),
+			     GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
+	if (!r->file || !ino)
+		goto out;
+	while (r->nr < max) {
+		u32 want = min(max - r->nr, TAKE_KEYS);
+
+		nr = take_inodes(r->dir, r->end, ino, want);
+		for (i = 0; i < nr; i++)
+			r->file[r->nr++].ino = ino[i];
+		if (nr)
+			r->end = ino[nr - 1] + 1;
+		if (nr < want)
+			break;
+		cond_resched();
+	}
+out:
+	kvfree(ino);
+	return r->nr;
+}
+
+static int cmp_files(const void *a, const void *b)
+{
+	const struct run_file *x = a, *y = b;
+
+	/* The longest runs take a few million comparisons. */
+	cond_resched();
+	return x->pblk < y->pblk ? -1 : x->pblk > y->pblk;
+}
+
+/* May this inode be read ahead?  Nothing of it is in memory yet. */
+static bool wants_ahead(struct inode *inode)
+{
+	loff_t size = i_size_read(inode);
+
+	return S_ISREG(inode->i_mode) && size &&
+	       size <= EXT4_ITREE_SMALL_FILE && !inode->i_mapping->nrpages &&
+	       !IS_DAX(inode) && !ext4_has_inline_data(inode) &&
+	       (!IS_ENCRYPTED(inode) || fscrypt_has_encryption_key(inode));
+}
+
+/*
+ * Starts reading a file.  An inode that is being read or evicted is left alone,
+ * and so is one whose pages somebody keeps from being added.
+ */
+static void read_file(struct file_run *r, const struct run_file *f)
+{
+	struct super_block *sb = r->dir->i_sb;
+	struct file_ra_state ra = { };
+	struct inode *inode;
+	u32 pages;
+
+	if (ext4_itree_inode_busy(sb, f->ino))
+		return;
+	inode = ext4_iget(sb, f->ino, EXT4_IGET_NORMAL);
+	if (IS_ERR(inode))
+		return;
+	if (wants_ahead(inode) &&
+	    filemap_invalidate_trylock_shared(inode->i_mapping)) {
+		DEFINE_READAHEAD(ractl, NULL, &ra, inode->i_mapping, 0);
+
+		filemap_invalidate_unlock_shared(inode->i_mapping);
+		pages = DIV_ROUND_UP_ULL(i_size_read(inode), PAGE_SIZE);
+		page_cache_ra_unbounded(&ractl, pages, 0);
+		r->files++;
+		r->bytes += (u64)pages << PAGE_SHIFT;
+	}
+	iput(inode);
+}
+
+/* Reads the files of a run in the order of the disk. */
+static void read_files(struct file_run *r)
+{
+	ext4_fsblk_t next = 0;
+	struct blk_plug plug;
+	u64 piece = 0;
+	u32 i;
+
+	blk_start_plug(&plug);
+	for (i = 0; i < r->nr; i++) {
+		const struct run_file *f = &r->file[i];
+
+		if (!f->pblk)
+			continue;
+		/*
+		 * A plug is for neighbours.  Requests that do not merge may
+		 * leave it in reverse.
+		 */
+		if (f->pblk != next || r->bytes - piece >= PIECE_BYTES) {
+			blk_finish_plug(&plug);
+			if (r->bytes - piece >= PIECE_BYTES) {
+				if (fatal_signal_pending(current))
+					return;
+				piece = r->bytes;
+			}
+			cond_resched();
+			blk_start_plug(&plug);
+		}
+		read_file(r, f);
+		next = f->pblk + (f->bytes >> r->dir->i_blkbits);
+	}
+	blk_finish_plug(&plug);
+}
+
+/*
+ * Starts reading the inode tables that the next run will look at, and the tree
+ * if that has left memory, or never was there: not all readers list the
+ * directory before.
+ */
+static void read_tables(struct inode *dir, u32 from, u32 keys)
+{
+	u32 *ino, nr, want;
+	u64 next = ITREE_KEY(from, 0);
+
+	ino = kvmalloc_array(TAKE_KEYS, sizeof(*ino),
+			     GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
+	if (!ino)
+		return;
+	keys = DIV_ROUND_UP(keys, EXT4_SB(dir->i_sb)->s_inodes_per_block);
+	while (keys && next) {
+		want = min(keys, TAKE_KEYS);
+		if (!inode_trylock_shared(dir))
+			break;
+		nr = ext4_itree_take_inodes(dir, &next, ino, want,
+					    EXT4_SB(dir->i_sb)->s_inodes_per_block);
+		inode_unlock_shared(dir);
+		ext4_itree_ahead_inodes(dir->i_sb, ino, nr, sizeof(*ino), ~0U);
+		keys -= want;
+		cond_resched();
+	}
+	kvfree(ino);
+	if (!next)
+		ext4_itree_start_tree(dir);
+}
+
+/* Reads keys @from and up ahead, as many as can be had without a wait. */
+static void read_run(struct file_run *r, u32 from, u32 keys)
+{
+	u32 i;
+
+	r->end = from;
+	if (take_files(r, from, keys))
+		look_at_files(r);
+	if (!r->nr) {
+		/* The next try finds the inodes in memory. */
+		read_tables(r->dir, from, keys);
+		kvfree(r->file);
+		return;
+	}
+	i = r->nr - r->nr / LEFT_SHARE - 1;
+	r->mark = r->file[i].ino;
+	while (i--)
+		r->due += !!r->file[i].pblk;
+	sort(r->file, r->nr, sizeof(*r->file), cmp_files, NULL);
+	read_files(r);
+	kvfree(r->file);
+	read_tables(r->dir, r->end, 2 * keys);
+	trace_ext4_itree_ahead(r->dir, from, r->nr, r->files, r->bytes);
+	ext4_itree_count(r->dir->i_sb, EXT4_ITREE_AHEAD_RUNS, 1);
+	ext4_itree_count(r->dir->i_sb, EXT4_ITREE_AHEAD_FILES, r->files);
+	ext4_itree_count(r->dir->i_sb, EXT4_ITREE_AHEAD_BYTES, r->bytes);
+}
+
+static struct ext4_itree_streams *make_streams(struct inode *dir)
+{
+	struct ext4_itree_dir *d = ext4_itree_make_dir(dir);
+	struct ext4_itree_streams *t;
+
+	if (!d)
+		return NULL;
+	/* Pairs with the cmpxchg_release() below. */
+	t = smp_load_acquire(&d->streams);
+	if (t)
+		return t;
+	t = kzalloc(sizeof(*t), GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
+	if (!t)
+		return NULL;
+	spin_lock_init(&t->lock);
+	if (cmpxchg_release(&d->streams, NULL, t)) {
+		kfree(t);
+		/* Pairs with somebody else's. */
+		t = smp_load_acquire(&d->streams);
+	}
+	return t;
+}
+
+/* Hits are of interest while there is a run that they could be of. */
+static void set_interest(struct inode *dir, const struct ext4_itree_streams *t)
+{
+	bool runs = false;
+	u32 i;
+
+	for (i = 0; i < STREAMS; i++)
+		runs |= !!t->stream[i].end;
+	if (runs == !!ext4_test_inode_state(dir, EXT4_STATE_ITREE_AHEAD))
+		return;
+	if (runs)
+		ext4_set_inode_state(dir, EXT4_STATE_ITREE_AHEAD);
+	else
+		ext4_clear_inode_state(dir, EXT4_STATE_ITREE_AHEAD);
+}
+
+static void note_read(struct inode *dir, u32 ino, bool miss)
+{
+	struct ext4_itree_streams *t = make_streams(dir);
+	struct file_run r = { .dir = dir };
+	struct ext4_itree_stream *s;
+	u32 first, last, from, keys, used = 0;
+	bool streak, ahead;
+
+	if (!t)
+		return;
+	spin_lock(&t->lock);
+	s = stream_note(t, ino, miss);
+	swap(used, t->used);
+	if (!s) {
+		set_interest(dir, t);
+		spin_unlock(&t->lock);
+		goto count;
+	}
+	streak = !s->end;
+	first = s->first;
+	last = s->last;
+	from = max(s->end, last + 1);
+	keys = s->run;
+	spin_unlock(&t->lock);
+
+	ahead = !streak || streak_dense(dir, first, last);
+	if (ahead)
+		read_run(&r, from, keys);
+
+	spin_lock(&t->lock);
+	if (!ahead || (r.nr && !r.files)) {
+		stream_stop(s);
+	} else if (!r.nr) {
+		stream_wait(s, from);
+	} else {
+		stream_go_on(s, r.end, r.mark, r.due);
+		if (r.full)
+			s->run = max(r.nr, RUN_MIN);
+	}
+	set_interest(dir, t);
+	spin_unlock(&t->lock);
+count:
+	if (used)
+		ext4_itree_count(dir->i_sb, EXT4_ITREE_AHEAD_USED, used);
+}
+
+/**
+ * ext4_itree_file_read - a file has been read from its start
+ * @file: the open file, small (EXT4_ITREE_SMALL_FILE)
+ * @miss: nothing of it was in memory
+ *
+ * Reads files of the same directory ahead if their reader has been found to
+ * read them in inode order.  Called with no lock of the file's held.
+ */
+void ext4_itree_file_read(struct file *file, bool miss)
+{
+	struct dentry *parent;
+	struct inode *dir;
+	bool look;
+
+	/* Most reads end here: no reader to follow, and none that begins. */
+	rcu_read_lock();
+	dir = d_inode_rcu(READ_ONCE(file->f_path.dentry->d_parent));
+	look = dir && ext4_dir_has_itree(dir) &&
+	       (miss || ext4_test_inode_state(dir, EXT4_STATE_ITREE_AHEAD));
+	rcu_read_unlock();
+	if (!look || file->f_mode & FMODE_RANDOM ||
+	    !inode_to_bdi(file_inode(file))->ra_pages)
+		return;
+	parent = dget_parent(file->f_path.dentry);
+	dir = d_inode(parent);
+	if (S_ISDIR(dir->i_mode) && ext4_itree_usable(dir))
+		note_read(dir, file_inode(file)->i_ino, miss);
+	dput(parent);
+}
+
+#ifdef CONFIG_EXT4_KUNIT_TESTS
+#include "itree_files-test.c"
+#endif

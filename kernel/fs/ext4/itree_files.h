@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* Small files read ahead of whoever reads them in inode order: itree_files.c. */
+#ifndef _EXT4_ITREE_FILES_H
+#define _EXT4_ITREE_FILES_H
+
+/* Files up to this size are read ahead as a whole; larger ones do it alone. */
+#define EXT4_ITREE_SMALL_FILE	(128U << 10)
+/* Bytes of them at once, unless /sys says otherwise.  Memory allows less. */
+#define EXT4_ITREE_AHEAD_MAX	BIT(30)
+
+void ext4_itree_file_read(struct file *file, bool miss);
+
+/* Does a read from @pos on tell in which order the files are read? */
+static inline bool ext4_itree_is_file_read(struct inode *inode, loff_t pos)
+{
+	struct super_block *sb = inode->i_sb;
+	loff_t size;
+
+	if (pos || !ext4_has_feature_itree(sb))
+		return false;
+	size = i_size_read(inode);
+	return size && size <= EXT4_ITREE_SMALL_FILE &&
+	       READ_ONCE(EXT4_SB(sb)->s_itree_ahead_max) &&
+	       !test_opt2(sb, NOITREE);
+}
+
+#endif /* _EXT4_ITREE_FILES_H */
