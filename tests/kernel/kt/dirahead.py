@@ -368,7 +368,7 @@ def held(g: Guest) -> None:
         work(g)
     os.sync()
     files.in_inode_order()
-    disk.load(disk.silent(chosen, 4096))
+    disk.hold(chosen, 4096)
     reader = Blocked(files, names[:200])
     reader.start()
     until = time.monotonic() + PATIENCE
@@ -381,7 +381,7 @@ def held(g: Guest) -> None:
     others.start()
     others.join(PATIENCE)
     g.want(not others.is_alive(), "files read ahead wait for the disk, and everybody waits for them")
-    disk.load(disk.sound())
+    disk.release()
     reader.join(PATIENCE)
     others.join(PATIENCE)
     g.equal(reader.wrong, [], "files")

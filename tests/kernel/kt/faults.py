@@ -52,12 +52,16 @@ class Faulty(Mapped):
         """A table in which these blocks can be written but not read."""
         return self.with_blocks(addresses, size, "flakey {raw} {start} 0 36000 1 error_reads")
 
-    def silent(self, addresses: list[int], size: int) -> str:
-        """A table in which reads of these blocks are not answered until another table is loaded.
+    def hold(self, addresses: list[int], size: int) -> None:
+        """From now on reads and writes of these blocks are not answered, nor requests that they are part of.
 
         A suspended device would not do: it fails readahead at once.
         """
-        return self.with_blocks(addresses, size, "delay {raw} {start} 3600000")
+        self.load(self.with_blocks(addresses, size, "delay {raw} {start} 3600000"))
+
+    def release(self) -> None:
+        """All is answered again, also what has been waiting."""
+        self.load(self.sound())
 
     def with_blocks(self, addresses: list[int], size: int, target: str) -> str:
         lines, at = [], 0

@@ -33,7 +33,10 @@ def exchange(a: str, b: str) -> None:
 
 
 class Held:
-    """The file system's device, of which the reads and writes of some blocks wait until they are released."""
+    """The file system's device, of which the reads and writes of some blocks wait until they are released.
+
+    Readahead of them fails at once, so that no request for their neighbours waits with it; see Faulty.hold().
+    """
 
     def __init__(self, g: Guest):
         self.sectors = int(g.run("blockdev", "--getsz", g.dev).stdout)
@@ -122,7 +125,7 @@ def blocks_of(g: Guest, name: str = "d") -> list[int]:
 class Waiting:
     """A listing that waits for the disk inside the block, in which `do` is to come to its end; ends with the block."""
 
-    def __init__(self, g: Guest, disk: Held, what: str):
+    def __init__(self, g: Guest, disk: Held | Faulty, what: str):
         self.g, self.disk, self.what = g, disk, what
         self.listing = Stream(g.path("d"), 32768)
         self.threads = [threading.Thread(target=self.listing.to_end)]
@@ -165,7 +168,7 @@ class Waiting:
 
 def held(g: Guest) -> None:
     """Names and tree on a disk that does not answer: work in the same directory, its own blocks in memory, goes on."""
-    disk = Held(g)
+    disk = Faulty(g)
     names = make(g)
     size = os.statvfs(g.mnt).f_bsize
     where = {"names": blocks_of(g)[1:], "tree": list(g.tree_blocks(g.path("d")).values())[1:]}
