@@ -72,6 +72,17 @@ static void itree_test_jitter(struct kunit *test)
 	KUNIT_EXPECT_LT(test, i, 4 * STREAK);
 }
 
+/* Reads that skip very much make no streak. */
+static void itree_test_sparse(struct kunit *test)
+{
+	struct ext4_itree_streams t = { };
+	u32 i;
+
+	for (i = 0; i < 4 * STREAK; i++)
+		KUNIT_EXPECT_NULL(test, stream_note(&t, 1 + i * STREAK_SPAN / 4,
+						    true));
+}
+
 /* Two readers far apart take turns, and each is followed. */
 static void itree_test_two_readers(struct kunit *test)
 {
@@ -88,8 +99,8 @@ static void itree_test_two_readers(struct kunit *test)
 	KUNIT_EXPECT_PTR_NE(test, one, two);
 }
 
-/* With each run that is used the next is twice as long, up to a limit. */
-static void itree_test_doubles(struct kunit *test)
+/* With each run that is used the next is longer, up to a limit. */
+static void itree_test_grows(struct kunit *test)
 {
 	struct ext4_itree_streams t = { };
 	struct ext4_itree_stream *s = NULL;
@@ -97,15 +108,15 @@ static void itree_test_doubles(struct kunit *test)
 
 	for (i = 0; !s; i++)
 		s = stream_note(&t, TEST_INO(i), true);
-	for (run = test_run(s, i - 1); run < RUN_MAX / 4; run = test_run(s, i - 1)) {
-		KUNIT_EXPECT_EQ(test, run, last ? 2 * last : RUN_MIN);
+	while (run < RUN_MAX) {
 		last = run;
+		run = test_run(s, i - 1);
+		KUNIT_EXPECT_EQ(test, run, !last ? RUN_MIN :
+					   last < RUN_SURE ? 2 * last : 4 * last);
 		for (s = NULL; !s; i++)
 			s = stream_note(&t, TEST_INO(i), false);
 	}
-	for (last = 0; last != RUN_MAX; last = test_run(s, i - 1))
-		for (s = NULL; !s; i++)
-			s = stream_note(&t, TEST_INO(i), false);
+	test_run(s, i - 1);
 	for (s = NULL; !s; i++)
 		s = stream_note(&t, TEST_INO(i), false);
 	KUNIT_EXPECT_EQ(test, s->run, RUN_MAX);
@@ -190,8 +201,9 @@ static struct kunit_case itree_files_cases[] = {
 	KUNIT_CASE(itree_test_hits_begin_nothing),
 	KUNIT_CASE(itree_test_backwards),
 	KUNIT_CASE(itree_test_jitter),
+	KUNIT_CASE(itree_test_sparse),
 	KUNIT_CASE(itree_test_two_readers),
-	KUNIT_CASE(itree_test_doubles),
+	KUNIT_CASE(itree_test_grows),
 	KUNIT_CASE(itree_test_unused),
 	KUNIT_CASE(itree_test_gone),
 	KUNIT_CASE(itree_test_wait),

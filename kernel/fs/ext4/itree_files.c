@@ -12,8 +12,8 @@
  * close together by the directory's tree, is a reader to follow.  The files of
  * the next keys are then read in the order of the disk, neighbours in one
  * request.  When the reader comes near the end of such a run and has used it,
- * the next one follows, twice as long, up to a share of the memory that the
- * reader's control group may take.  A reader that leaves the order, or does not
+ * a longer one follows, up to a share of the memory that the reader's control
+ * group may take.  A reader that leaves the order, or does not
  * find in memory what was read for it, is not followed any longer.
  *
  * Runs are read by the reader, at the end of its read, with no lock of the
@@ -46,11 +46,19 @@
  * in another order sometimes ascend, too, but skip most of the names.
  */
 #define STREAK_SPARSE	4U
+/* A streak over more inode numbers is not worth a look into the tree. */
+#define STREAK_SPAN	2048U
 /* A read this far beyond a reader's last one belongs to another reader. */
 #define STREAM_NEAR	8192U
 /* Keys that one run takes. */
 #define RUN_MIN		(2 * STREAK)
 #define RUN_MAX		262144U
+/*
+ * Runs of so many keys or more are followed by one of four times the length,
+ * shorter ones by one of twice.  In an aged directory the cost of a file goes
+ * down with the length of its run, so that a slow start is most of the whole.
+ */
+#define RUN_SURE	1024U
 /* Of the memory, what one run may take. */
 #define RUN_SHARE	4
 /* In core, an inode and what belongs to it take about this many bytes. */
@@ -63,6 +71,12 @@
 #define TRIES_MAX	4U
 /* Keys that are taken under i_rwsem without a pause. */
 #define TAKE_KEYS	4096U
+/*
+ * A run that takes longer is followed by a shorter one: the read() that it is
+ * part of returns when all of it has been asked for.  Clients of knfsd wait for
+ * an answer then.
+ */
+#define LONG_RUN	(current->flags & PF_KTHREAD ? HZ : 30 * HZ)
 /* Bytes after which a run lets others in and looks for signals. */
 #define PIECE_BYTES	BIT(20)
 
@@ -150,7 +164,7 @@ static bool run_paid(struct ext4_itree_stream *s)
 	/* What is gone before its turn was too much for the memory. */
 	if (s->missed > STREAK + reads / MISSED_SHARE)
 		s->most = max(s->run - s->run / 4, RUN_MIN);
-	s->run = min(s->run * 2, s->most);
+	s->run = min(s->run * (s->run < RUN_SURE ? 2 : 4), s->most);
 	return true;
 }
 
@@ -194,6 +208,10 @@ static struct ext4_itree_stream *stream_note(struct ext4_itree_streams *t,
 		s->last = ino;
 		if (++s->streak < STREAK || s->busy)
 			return NULL;
+		if (ino - s->first > STREAK_SPAN) {
+			start_streak(s, ino);
+			return NULL;
+		}
 	}
 	s->busy = true;
 	return s;
@@ -571,6 +589,7 @@ static void note_read(struct inode *dir, u32 ino, bool miss)
 	struct file_run r = { .dir = dir };
 	struct ext4_itree_stream *s;
 	u32 first, last, from, keys, used = 0;
+	unsigned long begun = jiffies;
 	bool streak, ahead;
 
 	if (!t)
@@ -603,6 +622,8 @@ static void note_read(struct inode *dir, u32 ino, bool miss)
 		stream_go_on(s, r.end, r.mark, r.due);
 		if (r.full)
 			s->run = max(r.nr, RUN_MIN);
+		if (time_after(jiffies, begun + LONG_RUN))
+			s->most = max(r.nr / 4, RUN_MIN);
 	}
 	set_interest(dir, t);
 	spin_unlock(&t->lock);
