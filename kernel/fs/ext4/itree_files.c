@@ -435,7 +435,8 @@ static void read_file(struct file_run *r, const struct run_file *f)
 
 	if (ext4_itree_inode_busy(sb, f->ino))
 		return;
-	inode = ext4_iget(sb, f->ino, EXT4_IGET_NORMAL);
+	/* A key of the tree is no more to be believed than a file handle. */
+	inode = ext4_iget(sb, f->ino, EXT4_IGET_HANDLE);
 	if (IS_ERR(inode))
 		return;
 	if (wants_ahead(inode) &&
