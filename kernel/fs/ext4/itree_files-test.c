@@ -31,8 +31,8 @@ static u32 test_run(struct ext4_itree_stream *s, u32 at)
 {
 	u32 run = s->run, left = run / LEFT_SHARE;
 
-	stream_go_on(s, TEST_INO(at + 1 + run), TEST_INO(at + run - left),
-		     run - left - 1);
+	stream_go_on(s, TEST_INO(at + 1), TEST_INO(at + 1 + run),
+		     TEST_INO(at + run - left), run - left - 1);
 	return run;
 }
 
@@ -137,6 +137,24 @@ static void itree_test_unused(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, s->run, RUN_MIN);
 }
 
+/* Other threads of the reader come past a run while it is read. */
+static void itree_test_overtaken(struct kunit *test)
+{
+	struct ext4_itree_streams t = { };
+	struct ext4_itree_stream *s = NULL;
+	u32 i, at;
+
+	for (i = 0; !s; i++)
+		s = stream_note(&t, TEST_INO(i), true);
+	at = i - 1;
+	for (; i < at + 2 * RUN_MIN; i++)
+		KUNIT_EXPECT_NULL(test, stream_note(&t, TEST_INO(i), true));
+	test_run(s, at);
+	s = stream_note(&t, TEST_INO(i), true);
+	KUNIT_ASSERT_NOT_NULL(test, s);
+	KUNIT_EXPECT_EQ(test, s->run, 2 * RUN_MIN);
+}
+
 /* Files that are gone before their turn make runs shorter, and keep them so. */
 static void itree_test_gone(struct kunit *test)
 {
@@ -205,6 +223,7 @@ static struct kunit_case itree_files_cases[] = {
 	KUNIT_CASE(itree_test_two_readers),
 	KUNIT_CASE(itree_test_grows),
 	KUNIT_CASE(itree_test_unused),
+	KUNIT_CASE(itree_test_overtaken),
 	KUNIT_CASE(itree_test_gone),
 	KUNIT_CASE(itree_test_wait),
 	KUNIT_CASE(itree_test_busy),

@@ -61,8 +61,8 @@
 #define RUN_SURE	1024U
 /* Of the memory, what one run may take. */
 #define RUN_SHARE	4
-/* In core, an inode and what belongs to it take about this many bytes. */
-#define INODE_BYTES	1536U
+/* What an inode and its name take in memory, besides pages. */
+#define INODE_BYTES	(sizeof(struct ext4_inode_info) + sizeof(struct dentry))
 /* The next run is due when so much of this one is left: an eighth. */
 #define LEFT_SHARE	8
 /* Of the reads of a run, so many may find their file gone, and a streak's. */
@@ -192,9 +192,10 @@ static struct ext4_itree_stream *stream_note(struct ext4_itree_streams *t,
 	}
 	s->age = ++t->clock;
 	if (s->end) {
+		/* Beyond the run, a miss is no file that has left memory. */
 		s->used += !miss;
 		t->used += !miss && ino < s->end;
-		s->missed += miss;
+		s->missed += miss && ino < s->end;
 		s->last = max(s->last, ino);
 		if (s->busy || ino < s->mark)
 			return NULL;
@@ -220,13 +221,21 @@ static struct ext4_itree_stream *stream_note(struct ext4_itree_streams *t,
 /**
  * stream_go_on - a run has been read ahead
  * @s: its reader, locked
+ * @from: inode number that the run began with
  * @end: inode number behind the run
  * @mark: inode number whose read wants the next one
  * @due: files of the run below the mark
+ *
+ * While one thread of the reader reads ahead, others go on.  What they have
+ * come past meanwhile is not due any more.
  */
-static void stream_go_on(struct ext4_itree_stream *s, u32 end, u32 mark,
-			 u32 due)
+static void stream_go_on(struct ext4_itree_stream *s, u32 from, u32 end,
+			 u32 mark, u32 due)
 {
+	if (s->last >= mark)
+		due = 0;
+	else if (s->last >= from)
+		due = div_u64((u64)due * (mark - s->last), mark - from + 1);
 	s->busy = false;
 	s->first = s->last;
 	s->end = end;
@@ -248,7 +257,7 @@ static void stream_wait(struct ext4_itree_stream *s, u32 end)
 {
 	u32 tries = s->tries + 1;
 
-	stream_go_on(s, end, s->last + STREAK, 0);
+	stream_go_on(s, end, end, s->last + STREAK, 0);
 	s->tries = tries;
 }
 
@@ -620,7 +629,7 @@ static void note_read(struct inode *dir, u32 ino, bool miss)
 	} else if (!r.nr) {
 		stream_wait(s, from);
 	} else {
-		stream_go_on(s, r.end, r.mark, r.due);
+		stream_go_on(s, from, r.end, r.mark, r.due);
 		if (r.full)
 			s->run = max(r.nr, RUN_MIN);
 		if (time_after(jiffies, begun + LONG_RUN))
