@@ -30,7 +30,7 @@ FIRST_RUN = 16  # files of the first run
 SURE = 1000  # a reader of so many goes on, the kernel thinks
 EXTRA = 1.01  # reads of others may be so many times what they are without
 TWICE = 1.02  # data may be read so many times over
-TWICE_IN_16 = 1.06  # where one run has to be lost to learn how short they must be
+TWICE_IN_32 = 1.10  # where one run has to be lost to learn how short they must be
 PATIENCE = 30
 
 
@@ -278,7 +278,7 @@ def groups(g: Guest) -> None:
     subprocess.run(["mount", "-t", "cgroup2", "none", CGROUPS], check=True)
     try:
         (CGROUPS / "cgroup.subtree_control").write_text("+memory")
-        for size in (16, 32):
+        for size in (32, 48):
             group = CGROUPS / f"read-{size}"
             group.mkdir()
             (group / "memory.max").write_text(str(size << 20))
@@ -292,7 +292,7 @@ def groups(g: Guest) -> None:
             if KMEMLEAK.exists():
                 continue  # on the debug kernel an inode takes several times the memory
             g.want(on["requests"] * g.p["fewer"] <= off["requests"], f"{size} MiB: {on}, without {off}")
-            most = TWICE if size > 16 else TWICE_IN_16
+            most = TWICE if size > 32 else TWICE_IN_32
             g.want(on["blocks"] <= off["blocks"] * most, f"{size} MiB: reads too much: {on}, without {off}")
     finally:
         time.sleep(0.2)
