@@ -26,6 +26,18 @@ static u32 test_read(struct ext4_itree_streams *t, u32 from, u32 to, bool miss)
 	return runs;
 }
 
+/* Reads files from @i on until a run is wanted; @i is behind the last one then. */
+static struct ext4_itree_stream *test_until_run(struct ext4_itree_streams *t,
+						u32 *i, bool miss)
+{
+	struct ext4_itree_stream *s;
+
+	do {
+		s = stream_note(t, TEST_INO((*i)++), miss);
+	} while (!s);
+	return s;
+}
+
 /* Reads ahead of a reader that is at file @at, as read_run() would. */
 static u32 test_run(struct ext4_itree_stream *s, u32 at)
 {
@@ -103,22 +115,19 @@ static void itree_test_two_readers(struct kunit *test)
 static void itree_test_grows(struct kunit *test)
 {
 	struct ext4_itree_streams t = { };
-	struct ext4_itree_stream *s = NULL;
-	u32 i, run = 0, last = 0;
+	struct ext4_itree_stream *s;
+	u32 i = 0, run = 0, last;
 
-	for (i = 0; !s; i++)
-		s = stream_note(&t, TEST_INO(i), true);
+	s = test_until_run(&t, &i, true);
 	while (run < RUN_MAX) {
 		last = run;
 		run = test_run(s, i - 1);
 		KUNIT_EXPECT_EQ(test, run, !last ? RUN_MIN :
 					   last < RUN_SURE ? 2 * last : 4 * last);
-		for (s = NULL; !s; i++)
-			s = stream_note(&t, TEST_INO(i), false);
+		s = test_until_run(&t, &i, false);
 	}
 	test_run(s, i - 1);
-	for (s = NULL; !s; i++)
-		s = stream_note(&t, TEST_INO(i), false);
+	s = test_until_run(&t, &i, false);
 	KUNIT_EXPECT_EQ(test, s->run, RUN_MAX);
 }
 
@@ -126,11 +135,10 @@ static void itree_test_grows(struct kunit *test)
 static void itree_test_unused(struct kunit *test)
 {
 	struct ext4_itree_streams t = { };
-	struct ext4_itree_stream *s = NULL;
-	u32 i, run;
+	struct ext4_itree_stream *s;
+	u32 i = 0, run;
 
-	for (i = 0; !s; i++)
-		s = stream_note(&t, TEST_INO(i), true);
+	s = test_until_run(&t, &i, true);
 	run = test_run(s, i - 1);
 	KUNIT_EXPECT_NULL(test, stream_note(&t, TEST_INO(i + run), true));
 	KUNIT_EXPECT_EQ(test, s->end, 0);
@@ -141,11 +149,10 @@ static void itree_test_unused(struct kunit *test)
 static void itree_test_overtaken(struct kunit *test)
 {
 	struct ext4_itree_streams t = { };
-	struct ext4_itree_stream *s = NULL;
-	u32 i, at;
+	struct ext4_itree_stream *s;
+	u32 i = 0, at;
 
-	for (i = 0; !s; i++)
-		s = stream_note(&t, TEST_INO(i), true);
+	s = test_until_run(&t, &i, true);
 	at = i - 1;
 	for (; i < at + 2 * RUN_MIN; i++)
 		KUNIT_EXPECT_NULL(test, stream_note(&t, TEST_INO(i), true));
@@ -159,23 +166,20 @@ static void itree_test_overtaken(struct kunit *test)
 static void itree_test_gone(struct kunit *test)
 {
 	struct ext4_itree_streams t = { };
-	struct ext4_itree_stream *s = NULL;
-	u32 i, run = 0;
+	struct ext4_itree_stream *s;
+	u32 i = 0, run = 0;
 
-	for (i = 0; !s; i++)
-		s = stream_note(&t, TEST_INO(i), true);
+	s = test_until_run(&t, &i, true);
 	while (run < 64 * RUN_MIN) {
 		run = test_run(s, i - 1);
-		for (s = NULL; !s; i++)
-			s = stream_note(&t, TEST_INO(i), false);
+		s = test_until_run(&t, &i, false);
 	}
 	run = test_run(s, i - 1);
 	for (s = NULL; !s; i++)
 		s = stream_note(&t, TEST_INO(i), i % 4 == 0);
 	KUNIT_EXPECT_EQ(test, s->run, run - run / 4);
 	test_run(s, i - 1);
-	for (s = NULL; !s; i++)
-		s = stream_note(&t, TEST_INO(i), false);
+	s = test_until_run(&t, &i, false);
 	KUNIT_EXPECT_EQ(test, s->run, run - run / 4);
 }
 
@@ -183,11 +187,10 @@ static void itree_test_gone(struct kunit *test)
 static void itree_test_wait(struct kunit *test)
 {
 	struct ext4_itree_streams t = { };
-	struct ext4_itree_stream *s = NULL;
-	u32 i, tries;
+	struct ext4_itree_stream *s;
+	u32 i = 0, tries;
 
-	for (i = 0; !s; i++)
-		s = stream_note(&t, TEST_INO(i), true);
+	s = test_until_run(&t, &i, true);
 	for (tries = 0; s; tries++) {
 		u32 until = i + STREAK;
 
@@ -202,11 +205,10 @@ static void itree_test_wait(struct kunit *test)
 static void itree_test_busy(struct kunit *test)
 {
 	struct ext4_itree_streams t = { };
-	struct ext4_itree_stream *s = NULL;
-	u32 i, far;
+	struct ext4_itree_stream *s;
+	u32 i = 0, far;
 
-	for (i = 0; !s; i++)
-		s = stream_note(&t, TEST_INO(i), true);
+	s = test_until_run(&t, &i, true);
 	for (far = 1; far <= 2 * STREAMS; far++)
 		stream_note(&t, far * 8 * STREAM_NEAR, true);
 	KUNIT_EXPECT_TRUE(test, s->busy);

@@ -158,7 +158,7 @@ static bool run_paid(struct ext4_itree_stream *s)
 	u32 reads = s->used + s->missed;
 
 	if (s->tries)
-		return true;
+		return s->tries <= TRIES_MAX;
 	if (reads < s->due / 2)
 		return false;
 	/* What is gone before its turn was too much for the memory. */
@@ -199,7 +199,7 @@ static struct ext4_itree_stream *stream_note(struct ext4_itree_streams *t,
 		s->last = max(s->last, ino);
 		if (s->busy || ino < s->mark)
 			return NULL;
-		if (s->tries > TRIES_MAX || !run_paid(s)) {
+		if (!run_paid(s)) {
 			start_streak(s, ino);
 			return NULL;
 		}
@@ -301,15 +301,15 @@ static u64 run_budget(struct super_block *sb)
 	return min_t(u64, bytes, READ_ONCE(EXT4_SB(sb)->s_itree_ahead_max));
 }
 
-/* The inode numbers from @from on, each once; returns how many. */
-static u32 take_inodes(struct inode *dir, u32 from, u32 *ino, u32 max)
+/* ext4_itree_take_inodes(), or none if i_rwsem is held for a change. */
+static u32 take_inodes(struct inode *dir, u64 *next, u32 *ino, u32 max,
+		       u32 group)
 {
-	u64 next = ITREE_KEY(from, 0);
-	u32 nr = 0;
+	u32 nr;
 
 	if (!inode_trylock_shared(dir))
 		return 0;
-	nr = ext4_itree_take_inodes(dir, &next, ino, max, 1);
+	nr = ext4_itree_take_inodes(dir, next, ino, max, group);
 	inode_unlock_shared(dir);
 	return nr;
 }
@@ -320,8 +320,9 @@ static u32 take_inodes(struct inode *dir, u32 from, u32 *ino, u32 max)
  */
 static bool streak_dense(struct inode *dir, u32 first, u32 last)
 {
+	u64 next = ITREE_KEY(first, 0);
 	u32 ino[STREAK * STREAK_SPARSE];
-	u32 nr = take_inodes(dir, first, ino, ARRAY_SIZE(ino));
+	u32 nr = take_inodes(dir, &next, ino, ARRAY_SIZE(ino), 1);
 
 	if (!nr)
 		ext4_itree_start_tree(dir);
@@ -384,7 +385,7 @@ static void look_at_files(struct file_run *r)
 }
 
 /* Takes up to @max inode numbers from @from on. */
-static bool take_files(struct file_run *r, u32 from, u32 max)
+static void take_files(struct file_run *r, u32 from, u32 max)
 {
 	u32 *ino, nr, i;
 
@@ -394,10 +395,12 @@ static bool take_files(struct file_run *r, u32 from, u32 max)
 			     GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
 	if (!r->file || !ino)
 		goto out;
+	r->end = from;
 	while (r->nr < max) {
 		u32 want = min(max - r->nr, TAKE_KEYS);
+		u64 next = ITREE_KEY(r->end, 0);
 
-		nr = take_inodes(r->dir, r->end, ino, want);
+		nr = take_inodes(r->dir, &next, ino, want, 1);
 		for (i = 0; i < nr; i++)
 			r->file[r->nr++].ino = ino[i];
 		if (nr)
@@ -408,7 +411,6 @@ static bool take_files(struct file_run *r, u32 from, u32 max)
 	}
 out:
 	kvfree(ino);
-	return r->nr;
 }
 
 static int cmp_files(const void *a, const void *b)
@@ -502,21 +504,20 @@ static void read_files(struct file_run *r)
  */
 static void read_tables(struct inode *dir, u32 from, u32 keys)
 {
-	u32 *ino, nr, want;
+	u32 per_block = EXT4_SB(dir->i_sb)->s_inodes_per_block;
 	u64 next = ITREE_KEY(from, 0);
+	u32 *ino, nr, want;
 
 	ino = kvmalloc_array(TAKE_KEYS, sizeof(*ino),
 			     GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
 	if (!ino)
 		return;
-	keys = DIV_ROUND_UP(keys, EXT4_SB(dir->i_sb)->s_inodes_per_block);
+	keys = DIV_ROUND_UP(keys, per_block);
 	while (keys && next) {
 		want = min(keys, TAKE_KEYS);
-		if (!inode_trylock_shared(dir))
+		nr = take_inodes(dir, &next, ino, want, per_block);
+		if (!nr)
 			break;
-		nr = ext4_itree_take_inodes(dir, &next, ino, want,
-					    EXT4_SB(dir->i_sb)->s_inodes_per_block);
-		inode_unlock_shared(dir);
 		ext4_itree_ahead_inodes(dir->i_sb, ino, nr, sizeof(*ino), ~0U);
 		keys -= want;
 		cond_resched();
@@ -531,9 +532,8 @@ static void read_run(struct file_run *r, u32 from, u32 keys)
 {
 	u32 i;
 
-	r->end = from;
-	if (take_files(r, from, keys))
-		look_at_files(r);
+	take_files(r, from, keys);
+	look_at_files(r);
 	if (!r->nr) {
 		/* The next try finds the inodes in memory. */
 		read_tables(r->dir, from, keys);
