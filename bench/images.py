@@ -94,6 +94,14 @@ def make(volume: Volume, tools, timeout: float) -> tuple[lab.ImageCache, dict]:
     return cache, figures
 
 
+def filled(volume: Volume, tools, timeout: float) -> lab.ImageCache:
+    """The volume's place in the cache; filled if it is not there. Needs the lock of the cache."""
+    cache = volume.cache()
+    if not cache.get():
+        cache, _ = make(volume, tools, timeout)
+    return cache
+
+
 def directory_blocks(image) -> dict[str, int]:
     """Blocks of the directory `dir` as debugfs tells them: names, and the tree's (logical 0x80000000 on)."""
     text = lab.run([lab.E2FS / "debugfs", "-R", "extents /dir", image], 120).stdout
