@@ -7,11 +7,9 @@ import math
 import multiprocessing
 import os
 import pathlib
-import subprocess
-import time
 
+from kt.cgroups import control_groups, join
 from kt.guest import QUIET, Guest
-from kt.memory import CGROUPS
 from kt.misses import Reads
 from kt.registry import case
 
@@ -28,7 +26,7 @@ def group_reads(group: pathlib.Path) -> int:
 
 def list_in(group: pathlib.Path, path: str, stat: bool) -> int:
     """Runs in a process of its own: lists a directory in the control group and returns the number of names."""
-    (group / "cgroup.procs").write_text(str(os.getpid()))
+    join(group)
     count = 0
     with os.scandir(path) as entries:
         for entry in entries:
@@ -46,8 +44,8 @@ def most_blocks(g: Guest) -> int:
     return size // g.p["bs"]
 
 
-def measure(g: Guest, work: str, needed: int) -> None:
-    group = CGROUPS / f"{g.case.id}-{work}"
+def measure(g: Guest, where: pathlib.Path, work: str, needed: int) -> None:
+    group = where / f"{g.case.id}-{work}"
     group.mkdir()
     g.again(QUIET)
     g.settle()
@@ -74,15 +72,9 @@ def bios(g: Guest) -> None:
     g.t("fill", "--dir", g.path(), "--model", g.model(), "--n", g.p["n"], "--names", "mixed")
     g.want_tree(g.path())
     names = g.dir_blocks(g.path()) + len(g.tree_blocks(g.path()))
-    CGROUPS.mkdir(exist_ok=True)
-    subprocess.run(["mount", "-t", "cgroup2", "none", CGROUPS], check=True)
-    try:
-        (CGROUPS / "cgroup.subtree_control").write_text("+io")
-        measure(g, "getdents", names)
-        measure(g, "lstat", names + g.p["n"] * 256 // g.p["bs"])
-    finally:
-        time.sleep(0.2)
-        subprocess.run(["umount", CGROUPS], check=False)
+    with control_groups("io") as where:
+        measure(g, where, "getdents", names)
+        measure(g, where, "lstat", names + g.p["n"] * 256 // g.p["bs"])
     g.listing()
 
 

@@ -5,7 +5,6 @@ none for other readers, and the data that is on the disk."""
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import errno
 import hashlib
 import os
@@ -14,14 +13,13 @@ import random
 import subprocess
 import tempfile
 import threading
-import time
 
+from kt.cgroups import control_groups, join, small_group, want_alive
 from kt.faults import LOG, Faulty
 from kt.guest import KMEMLEAK, QUIET, Guest
-from kt.memory import CGROUPS
 from kt.misses import NOISE, Reads
 from kt.neighbours import Server
-from kt.reader import work
+from kt.reader import Sleeper, Waiting, work
 from kt.registry import case
 
 SMALL = 128 << 10  # larger files have readahead of their own
@@ -274,19 +272,12 @@ def groups(g: Guest) -> None:
     """In a group of little memory runs are short: no kill, and next to nothing is read twice."""
     files = made(g)
     names = files.in_inode_order()
-    CGROUPS.mkdir(exist_ok=True)
-    subprocess.run(["mount", "-t", "cgroup2", "none", CGROUPS], check=True)
-    try:
-        (CGROUPS / "cgroup.subtree_control").write_text("+memory")
+    with control_groups("memory") as where:
         for size in (32, 48):
-            group = CGROUPS / f"read-{size}"
-            group.mkdir()
-            (group / "memory.max").write_text(str(size << 20))
-            with contextlib.suppress(OSError):  # no swap in this kernel
-                (group / "memory.swap.max").write_text("0")
+            group = where / f"read-{size}"
+            small_group(group, size)
             off, on = (measure(files, lambda group=group: read_in(files, group, names), on) for on in (False, True))
-            events = dict(line.split() for line in (group / "memory.events").read_text().splitlines())
-            g.equal(events["oom_kill"], "0", f"{size} MiB: killed for want of memory")
+            want_alive(g, group)
             note(g, f"{size} MiB off", off)
             note(g, f"{size} MiB on", on)
             if KMEMLEAK.exists():
@@ -294,22 +285,16 @@ def groups(g: Guest) -> None:
             g.want(on["requests"] * g.p["fewer"] <= off["requests"], f"{size} MiB: {on}, without {off}")
             most = TWICE if size > 32 else TWICE_IN_32
             g.want(on["blocks"] <= off["blocks"] * most, f"{size} MiB: reads too much: {on}, without {off}")
-    finally:
-        time.sleep(0.2)
-        subprocess.run(["umount", CGROUPS], check=False)
 
 
 def read_in(files: Files, group: pathlib.Path, names: list[str]) -> None:
     """`cat` reads them all in the group."""
 
-    def join() -> None:
-        (group / "cgroup.procs").write_text(str(os.getpid()))
-
     with tempfile.TemporaryFile() as todo:
         todo.write(b"".join(os.fsencode(name) + b"\0" for name in names))
         todo.seek(0)
         proc = subprocess.Popen(["xargs", "-0", "cat"], cwd=files.where, stdin=todo, stdout=subprocess.PIPE,
-                                preexec_fn=join)  # fmt: skip
+                                preexec_fn=lambda: join(group))  # fmt: skip
         files.g.children.append(proc)
         wrong = [name for name in names if proc.stdout.read(files.size[name]) != content(name, files.size[name])]
         files.g.equal(wrong, [], f"{group.name}: files")
@@ -337,7 +322,7 @@ def errors(g: Guest) -> None:
             failed.append(name)
     g.equal(wrong, [], "files that did not hold what was written")
     g.equal(failed, bad, "files that could not be read")
-    ahead = int(pathlib.Path("/sys/fs/ext4", os.path.basename(g.dev), "itree_ahead_files").read_text())
+    ahead = g.counter("ahead_files")
     g.want(ahead > len(names) / 2, f"only {ahead} files read ahead: no test")
     os.mknod(g.path("still-writable"))
     g.umount()
@@ -345,23 +330,16 @@ def errors(g: Guest) -> None:
     disk.remove()
 
 
-class Blocked(threading.Thread):
+class Blocked(Sleeper):
     """Reads files until one of them waits for a disk that does not answer."""
 
     def __init__(self, files: Files, names: list[str]):
         super().__init__()
-        self.files, self.names = files, names
-        self.tid, self.wrong = 0, ["nothing was read"]
+        self.files, self.names, self.wrong = files, names, ["nothing was read"]
 
-    def run(self) -> None:
-        self.tid = threading.get_native_id()
+    def to_end(self) -> None:
+        self.here()
         self.wrong = self.files.wrong(self.names)
-
-    def waits(self) -> bool:
-        with contextlib.suppress(OSError):
-            stat = pathlib.Path(f"/proc/self/task/{self.tid}/stat").read_text()
-            return self.tid > 0 and stat.rpartition(")")[2].split()[0] == "D"
-        return False
 
 
 def held(g: Guest) -> None:
@@ -378,20 +356,10 @@ def held(g: Guest) -> None:
     files.in_inode_order()
     disk.hold(chosen, 4096)
     reader = Blocked(files, names[:200])
-    reader.start()
-    until = time.monotonic() + PATIENCE
-    while not reader.waits() and reader.is_alive() and time.monotonic() < until:
-        time.sleep(0.05)
-    g.want(reader.waits(), "the reader does not wait for the disk: no test")
-    ahead = int(pathlib.Path("/sys/fs/ext4", os.path.basename(g.dev), "itree_ahead_files").read_text())
-    g.want(ahead > FIRST_RUN, f"only {ahead} files read ahead: no test")
-    others = threading.Thread(target=work, args=(g,))
-    others.start()
-    others.join(PATIENCE)
-    g.want(not others.is_alive(), "files read ahead wait for the disk, and everybody waits for them")
-    disk.release()
-    reader.join(PATIENCE)
-    others.join(PATIENCE)
+    with Waiting(g, disk, "files", reader) as waiting:
+        ahead = g.counter("ahead_files")
+        g.want(ahead > FIRST_RUN, f"only {ahead} files read ahead: no test")
+        waiting.do(work, g)
     g.equal(reader.wrong, [], "files")
     g.umount()
     disk.remove()
@@ -428,7 +396,7 @@ def nfs(g: Guest) -> None:
 
 
 def nothing_to_gain(g: Guest) -> None:
-    """Directories without a tree, files that are too large, inline data, noitree, POSIX_FADV_RANDOM, O_DIRECT."""
+    """Directories without a tree, files that are too large, noitree, POSIX_FADV_RANDOM."""
     g.mount(QUIET)
     few = Files(g, "few")
     for number in range(200):

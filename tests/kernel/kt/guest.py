@@ -269,7 +269,7 @@ class Guest:
     def counter(self, name: str) -> int:
         if self.job["plain"]:
             return 0
-        path = pathlib.Path(f"/sys/fs/ext4/{self.disk}/itree_{name}")
+        path = pathlib.Path("/sys/fs/ext4", os.path.basename(self.dev), f"itree_{name}")
         try:
             return int(path.read_text())
         except OSError:
@@ -278,7 +278,7 @@ class Guest:
     def counters(self) -> dict[str, int]:
         found = {c: self.counter(c) for c in COUNTERS}
         if -1 in found.values():
-            self.fail(f"no counters in /sys/fs/ext4/{self.disk}: {found}")
+            self.fail(f"no counters of {self.dev} in /sys/fs/ext4: {found}")
         return found
 
     def extents(self, path, first: int = 0, end: int = SEGMENT) -> list[tuple[int, int, int]]:

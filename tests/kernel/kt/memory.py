@@ -9,11 +9,10 @@ import os
 import pathlib
 import random
 import re
-import subprocess
 import sys
 import time
 
-from kt import dentries
+from kt import cgroups, dentries
 from kt.dentries import SLACK
 from kt.guest import Guest
 from kt.registry import case
@@ -227,9 +226,6 @@ case(
 )(preallocations)  # fmt: skip
 
 
-CGROUPS = pathlib.Path("/tmp/itree-cgroups")  # /sys/fs/cgroup may be mounted already
-
-
 def half_read(g: Guest, group: pathlib.Path) -> dict[str, int]:
     """In a memory control group of its own: opens a directory many times, reads to the middle, and later to the end."""
 
@@ -244,7 +240,7 @@ def half_read(g: Guest, group: pathlib.Path) -> dict[str, int]:
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         return int(stat["slab"]) + int(stat["vmalloc"])
 
-    (group / "cgroup.procs").write_text(str(os.getpid()))
+    cgroups.join(group)
     before = kernels()
     readers = [dentries.Reader(g.path()) for _ in range(g.p["readers"])]
     names: list[list[str]] = [[] for _ in readers]
@@ -270,11 +266,8 @@ def windows(g: Guest) -> None:
     g.mount()
     g.t("fill", "--dir", g.path(), "--model", g.model(), "--n", g.p["n"], "--names", "mixed")
     g.want_tree(g.path())
-    CGROUPS.mkdir(exist_ok=True)
-    subprocess.run(["mount", "-t", "cgroup2", "none", CGROUPS], check=True)
-    try:
-        (CGROUPS / "cgroup.subtree_control").write_text("+memory")
-        group = CGROUPS / "readers"
+    with cgroups.control_groups("memory") as where:
+        group = where / "readers"
         group.mkdir()
         with multiprocessing.get_context("fork").Pool(1) as pool:
             # A reader that is killed for want of memory never answers.
@@ -283,11 +276,7 @@ def windows(g: Guest) -> None:
                 told = told.get(timeout=300)
             except multiprocessing.TimeoutError:
                 told = {}
-        events = dict(line.split() for line in (group / "memory.events").read_text().splitlines())
-    finally:
-        time.sleep(0.2)
-        subprocess.run(["umount", CGROUPS], check=False)
-    g.equal(events["oom_kill"], "0", "readers killed for want of memory")
+        cgroups.want_alive(g, group)
     if g.want(bool(told), "the readers have not come to their end"):
         g.stats |= told
         most = 65536 * g.p["readers"]

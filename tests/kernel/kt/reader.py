@@ -67,25 +67,14 @@ class Held:
         self.inner.remove()
 
 
-class Stream(Listing):
-    """A listing that keeps the directory open; a call may be made in a thread."""
+class Sleeper:
+    """What a thread does, and whether it waits for the disk in it."""
 
-    def __init__(self, where: str, buf: int = 4000):
-        super().__init__(where, buf)
-        self.fd = os.open(where, os.O_RDONLY | os.O_DIRECTORY)
-        self.error: OSError | None = None
-        self.tid = 0
+    tid = 0
 
-    def call(self) -> bool:
-        return self.read(self.fd)
-
-    def to_end(self) -> None:
+    def here(self) -> None:
+        """To be called by the thread."""
         self.tid = threading.get_native_id()
-        try:
-            while self.call():
-                pass
-        except OSError as err:
-            self.error = err
 
     def waits(self) -> bool:
         """Is the thread in a wait that no signal ends?"""
@@ -93,6 +82,26 @@ class Stream(Listing):
             stat = pathlib.Path(f"/proc/self/task/{self.tid}/stat").read_text()
             return self.tid > 0 and stat.rpartition(")")[2].split()[0] == "D"
         return False
+
+
+class Stream(Listing, Sleeper):
+    """A listing that keeps the directory open; a call may be made in a thread."""
+
+    def __init__(self, where: str, buf: int = 4000):
+        super().__init__(where, buf)
+        self.fd = os.open(where, os.O_RDONLY | os.O_DIRECTORY)
+        self.error: OSError | None = None
+
+    def call(self) -> bool:
+        return self.read(self.fd)
+
+    def to_end(self) -> None:
+        self.here()
+        try:
+            while self.call():
+                pass
+        except OSError as err:
+            self.error = err
 
 
 def make(g: Guest) -> list[str]:
@@ -123,47 +132,46 @@ def blocks_of(g: Guest, name: str = "d") -> list[int]:
 
 
 class Waiting:
-    """A listing that waits for the disk inside the block, in which `do` is to come to its end; ends with the block."""
+    """A reader that waits for the disk inside the block, in which `do` is to come to its end; ends with the block."""
 
-    def __init__(self, g: Guest, disk: Held | Faulty, what: str):
-        self.g, self.disk, self.what = g, disk, what
-        self.listing = Stream(g.path("d"), 32768)
-        self.threads = [threading.Thread(target=self.listing.to_end)]
+    def __init__(self, g: Guest, disk: Held | Faulty, what: str, reader: Sleeper):
+        self.g, self.disk, self.what, self.reader = g, disk, what, reader
+        self.threads = [threading.Thread(target=reader.to_end)]
 
     def __enter__(self) -> Waiting:
-        reader, until = self.threads[0], time.monotonic() + PATIENCE
-        reader.start()
-        while not self.listing.waits() and reader.is_alive() and time.monotonic() < until:
+        thread, until = self.threads[0], time.monotonic() + PATIENCE
+        thread.start()
+        while not self.reader.waits() and thread.is_alive() and time.monotonic() < until:
             time.sleep(0.05)
-        self.asleep = self.listing.waits()
+        self.asleep = self.reader.waits()
         return self
 
     def do(self, func, *args) -> None:
         if not self.asleep:
-            raise Failed(f"{self.what}: the listing does not wait for the disk: no test")
+            raise Failed(f"{self.what}: the reader does not wait for the disk: no test")
         others = threading.Thread(target=func, args=args)
         self.threads.append(others)
         others.start()
         others.join(PATIENCE)
         self.g.want(
-            not others.is_alive(), f"{self.what}: a listing waits for the disk and everybody waits for the listing"
+            not others.is_alive(), f"{self.what}: a reader waits for the disk and everybody waits for the reader"
         )
-        self.g.want(self.threads[0].is_alive(), f"{self.what}: the listing ended: no test")
+        self.g.want(self.threads[0].is_alive(), f"{self.what}: the reader ended: no test")
 
     def __exit__(self, *_) -> None:
         self.disk.release()
         for thread in self.threads:
             thread.join(PATIENCE)
-        os.close(self.listing.fd)
 
-    def judge(self, names: list[str], most: int) -> None:
-        self.g.equal(self.listing.error, None, f"{self.what}: error of the listing")
-        times = collections.Counter(self.listing.names)
-        wrong = [n for n in names if not 1 <= times[n] <= most]
-        missed = sum(not times[n] for n in wrong)
-        self.g.equal(
-            wrong[:3], [], f"{self.what}: of {len(names)} names {missed} missed, {len(wrong) - missed} too often"
-        )
+
+def judge(g: Guest, listing: Stream, what: str, names: list[str], most: int) -> None:
+    """Each name came once, or at most so often."""
+    os.close(listing.fd)
+    g.equal(listing.error, None, f"{what}: error of the listing")
+    times = collections.Counter(listing.names)
+    wrong = [n for n in names if not 1 <= times[n] <= most]
+    missed = sum(not times[n] for n in wrong)
+    g.equal(wrong[:3], [], f"{what}: of {len(names)} names {missed} missed, {len(wrong) - missed} too often")
 
 
 def held(g: Guest) -> None:
@@ -180,9 +188,10 @@ def held(g: Guest) -> None:
         work(g)
         os.sync()
         disk.hold(chosen, size)
-        with Waiting(g, disk, what) as waiting:
+        listing = Stream(g.path("d"), 32768)
+        with Waiting(g, disk, what, listing) as waiting:
             waiting.do(work, g)
-        waiting.judge(names, 1)
+        judge(g, listing, what, names, 1)
     g.umount()
     disk.remove()
 
@@ -208,9 +217,10 @@ def moved(g: Guest) -> None:
 
     g.again("commit=600")
     disk.hold([last], size)
-    with Waiting(g, disk, "names exchanged") as waiting:
+    listing = Stream(g.path("d"), 32768)
+    with Waiting(g, disk, "names exchanged", listing) as waiting:
         waiting.do(swap)
-    waiting.judge(names, 2)
+    judge(g, listing, "names exchanged", names, 2)
     g.umount()
     disk.remove()
 
