@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import subprocess
+import time
 
 import pytest
 from conftest import APPLIANCE, REPO, run
@@ -56,6 +57,15 @@ class Disk:
     def part(self):
         return volume.partitions(self.node)[0]
 
+    @property
+    def sectors(self):
+        """Size of the partition. Whoever opens the device next makes some kernels read the table anew: wait for it."""
+        until = time.monotonic() + 30
+        while not (found := [volume.sysfs(p, "size") for p in volume.partitions(self.node)]) or not found[0]:
+            assert time.monotonic() < until, f"{self.node} has no partition"
+            time.sleep(0.1)
+        return int(found[0])
+
     def digest(self):
         os.sync()
         with open(self.path, "rb") as handle:
@@ -97,12 +107,12 @@ def test_empty_then_ours(disk, tmp_path):
     assert len(disk.state.read_text()) == 37 and not disk.note.exists()
     # The disk grew: the partition follows, what is in it stays. (The file system grows when it is mounted.)
     uuid = re.search(r"^Filesystem UUID: +(\S+)", header, re.M)[1]
-    size = (volume.SYS / os.path.basename(part) / "size").read_text()
+    size = disk.sectors
     disk.attach_anew(size=320)
     assert "already" in disk("provision")
     disk.attach_anew()
-    part = volume.partitions(disk.node)[0]
-    assert int((volume.SYS / os.path.basename(part) / "size").read_text()) > int(size) + (100 << 11)
+    assert disk.sectors > size + (100 << 11)
+    part = disk.part
     assert uuid in run(SBIN / "dumpe2fs", "-h", part)[1]
     assert run(SBIN / "e2fsck", "-fn", part)[0] == 0
 

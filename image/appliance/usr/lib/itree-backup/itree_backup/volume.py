@@ -69,8 +69,10 @@ def sysfs(device, name, default=""):
 def partitions(disk):
     """Device nodes of a disk's partitions, in the order of the disk."""
     base = SYS / os.path.basename(disk)
-    found = [p for p in base.iterdir() if (p / "partition").exists()] if base.is_dir() else []
-    return [f"/dev/{p.name}" for p in sorted(found, key=lambda p: int((p / "start").read_text()))]
+    names = [p.name for p in base.iterdir() if (p / "partition").exists()] if base.is_dir() else []
+    # One may go away meanwhile: a kernel that reads the table anew takes all out and puts them in again.
+    starts = {name: sysfs(name, "start") for name in names}
+    return [f"/dev/{n}" for n in sorted((n for n in names if starts[n]), key=lambda n: int(starts[n]))]
 
 
 def probe(device):
