@@ -21,6 +21,7 @@ def pytest_addoption(parser):
     group.addoption("--without-itree", action="store_true", help="file systems without the feature: tests must fail")
     group.addoption("--plain", action="store_true", help="tests of the tests: a stock kernel, no order or trees wanted")
     group.addoption("--kernel-append", action="append", default=[], help="kernel parameter, may repeat")
+    group.addoption("--type", default="ext4", help="what to mount: ext4, or ext4itree on a kernel that has the module")
     group.addoption("--machines", type=int, default=2, help="virtual machines at a time")
     group.addoption("--keep-images", action="store_true", help="keep all images in build/tests/kernel")
 
@@ -58,6 +59,7 @@ def pytest_collection_finish(session):
         keep=opt.keep_images,
         plain=opt.plain,
         append=opt.kernel_append,
+        type_=opt.type,
     )
 
 

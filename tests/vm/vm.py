@@ -222,6 +222,14 @@ def kvm_works(kernel) -> bool:
     return works
 
 
+def modules_of(kernel) -> pathlib.Path | None:
+    """The modules of a kernel that lies as a distribution installs it: ROOT/boot/vmlinuz-R, ROOT/lib/modules/R."""
+    kernel = pathlib.Path(kernel)
+    release = kernel.name.removeprefix("vmlinuz-")
+    found = kernel.parent.parent / "lib" / "modules" / release
+    return found if kernel.parent.name == "boot" and found.is_dir() else None
+
+
 def _new_run_dir() -> pathlib.Path:
     RUN_DIR.mkdir(parents=True, exist_ok=True)
     old = sorted(
@@ -234,8 +242,8 @@ def _new_run_dir() -> pathlib.Path:
     return pathlib.Path(tempfile.mkdtemp(prefix=f"run-{stamp}-", dir=RUN_DIR))
 
 
-def _guest_script(command: str, env) -> str:
-    """The script the guest runs: the command, with plain pipes for output.
+def _guest_script(command: str, env, load=()) -> str:
+    """The script the guest runs: modules loaded, then the command, with plain pipes for output.
 
     A virtio port takes one writer at a time, so the command gets pipes and
     cat(1) feeds the ports; /dev/stdout and friends lead to the pipes as usual.
@@ -244,6 +252,7 @@ def _guest_script(command: str, env) -> str:
     lines += [f"export {k}={shlex.quote(v)}" for k, v in env.items()]
     lines += [
         *uml.STDIO_LINKS,
+        *(f"modprobe {name}" for name in load),
         "port() { for i in /sys/class/virtio-ports/*; do",
         '    [ "$(cat "$i/name")" = "$1" ] && echo "/dev/${i##*/}"; done; }',
         "dir=$(mktemp -d /run/itree-XXXXXX)",
@@ -436,9 +445,11 @@ def run(
             command, kernel, run_dir, log, memory=memory, disks=disks, shares=shares, overlays=overlays,
             timeout=timeout, overdue=overdue, allow=allow, append=append, cwd=cwd, env=guest_env, stream=stream,
         )  # fmt: skip
-    script.write_text(_guest_script(command, guest_env))
+    modules = modules_of(kernel)
+    # Without udev nobody looks for what drives the devices.
+    script.write_text(_guest_script(command, guest_env, ["virtio_blk", "loop"] if modules else []))
 
-    argv = [str(VIRTME_RUN), "--kimg", str(kernel), "--mods=none", "--force-9p",
+    argv = [str(VIRTME_RUN), "--kimg", str(kernel), f"--mods={'auto' if modules else 'none'}", "--force-9p",
             "--memory", str(memory), "--cpus", str(cpus), "--name", "itree-vm",
             "--show-boot-console", "--verbose", "--script-sh", f"bash {script}",
             "--cwd", cwd]  # fmt: skip

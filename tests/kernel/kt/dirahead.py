@@ -87,7 +87,7 @@ class Files:
 
 
 def switch(g: Guest, size: int) -> None:
-    pathlib.Path(f"/sys/fs/ext4/{g.disk}/itree_ahead_max").write_text(str(size))
+    (g.sysfs / g.disk / "itree_ahead_max").write_text(str(size))
 
 
 def measure(files: Files, func, on: bool = True, options: str = QUIET) -> dict[str, int]:

@@ -67,6 +67,10 @@ class Guest:
         self.compat = not UML
         # The volume has fast_commit and the itree: the kernel has to do without fast commits.
         self.both = case.fast_commit and case.itree and job["itree"]
+        # ext4, or the module beside it.
+        self.type = job["type"]
+        self.sysfs = pathlib.Path("/sys/fs", self.type)
+        self.proc = pathlib.Path("/proc/fs", self.type)
 
     # --- results
 
@@ -167,13 +171,13 @@ class Guest:
         opts = ",".join(o for o in (self.p.get("mount", ""), options) if o)
         if self.job["plain"]:
             opts = opts.replace("noitree", "relatime")
-        res = self.run("mount", "-t", "ext4", *(["-o", opts] if opts else []), self.dev, self.mnt, check=False)
+        res = self.run("mount", "-t", self.type, *(["-o", opts] if opts else []), self.dev, self.mnt, check=False)
         if res.returncode:
             raise Failed(f"mount -o {opts or 'defaults'}: {res.stderr.strip()}")
         self.mounted = True
 
     def want_no_fast_commits(self) -> None:
-        stats = pathlib.Path(f"/proc/fs/ext4/{os.path.basename(self.dev)}/fc_info").read_text()
+        stats = (self.proc / os.path.basename(self.dev) / "fc_info").read_text()
         self.want("\n0 commits\n" in stats, f"fast commits on a volume with trees: {stats.splitlines()[:3]}")
 
     def umount(self) -> None:
@@ -269,16 +273,18 @@ class Guest:
     def counter(self, name: str) -> int:
         if self.job["plain"]:
             return 0
-        path = pathlib.Path("/sys/fs/ext4", os.path.basename(self.dev), f"itree_{name}")
         try:
-            return int(path.read_text())
+            # The kernel's own name of the device: an LV or a mapped one has others in /dev.
+            number = os.stat(self.dev).st_rdev
+            block = os.path.realpath(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
+            return int((self.sysfs / os.path.basename(block) / f"itree_{name}").read_text())
         except OSError:
             return -1
 
     def counters(self) -> dict[str, int]:
         found = {c: self.counter(c) for c in COUNTERS}
         if -1 in found.values():
-            self.fail(f"no counters of {self.dev} in /sys/fs/ext4: {found}")
+            self.fail(f"no counters of {self.dev} in {self.sysfs}: {found}")
         return found
 
     def extents(self, path, first: int = 0, end: int = SEGMENT) -> list[tuple[int, int, int]]:

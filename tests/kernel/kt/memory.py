@@ -188,7 +188,7 @@ case("noreuse-nojournal", "scans", {"n": 1000}, mkfs=("-b", "4096", "-O", "^has_
 def preallocated(g: Guest) -> int:
     """Blocks that are free, but kept for somebody."""
     free = 0
-    for line in pathlib.Path("/proc/fs/ext4", g.disk, "mb_groups").read_text().splitlines()[1:]:
+    for line in (g.proc / g.disk / "mb_groups").read_text().splitlines()[1:]:
         found = re.match(r"#\d+\s*: (\d+)", line)
         free += int(found[1]) if found else 0
     return os.statvfs(g.mnt).f_bfree - free

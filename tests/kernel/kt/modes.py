@@ -236,14 +236,15 @@ case("orphan", "modes", {}, mkfs=("-b", "1024"), size="256M")(orphan)
 
 def boundary(g: Guest) -> None:
     """The tree comes with the 16th block, by whatever appends it; counters and tracepoints tell."""
-    g.want(os.path.exists("/sys/fs/ext4/features/itree"), "/sys/fs/ext4/features/itree is missing")
+    feature = g.sysfs / "features" / "itree"
+    g.want(feature.exists(), f"{feature} is missing")
     g.mount()
     bsize = os.statvfs(g.mnt).f_bsize
     trace = pathlib.Path("/sys/kernel/tracing")
-    event = trace / "events/ext4/ext4_itree_build/enable"
+    event = trace / "events" / g.type / "ext4_itree_build" / "enable"
     if g.want(event.exists(), "no tracepoint ext4_itree_build"):
         event.write_text("1")
-    g.want((trace / "events/ext4/ext4_itree_drop").exists(), "no tracepoint ext4_itree_drop")
+    g.want((trace / "events" / g.type / "ext4_itree_drop").exists(), "no tracepoint ext4_itree_drop")
     os.mkdir(g.path("from"))
     for how in ("mknod", "mkdir", "symlink", "link", "rename", "exdir"):
         d = g.path(how)

@@ -104,13 +104,22 @@ class Runner:
     """Starts at once in the background; `outcome` waits for one result."""
 
     def __init__(
-        self, results: list[str], kernel: pathlib.Path, itree: bool, jobs: int, keep: bool, plain: bool, append=()
+        self,
+        results: list[str],
+        kernel: pathlib.Path,
+        itree: bool,
+        jobs: int,
+        keep: bool,
+        plain: bool,
+        append=(),
+        type_="ext4",
     ):
         self.kernel = kernel
         self.itree = itree
         self.keep = keep
         self.plain = plain
         self.append = list(append)
+        self.type = type_
         self.done: dict[str, Outcome] = {}
         self.cond = threading.Condition()
         self.locks: dict[str, threading.Lock] = {}
@@ -316,6 +325,7 @@ class Runner:
             "sbin": str(SBIN),
             "itree": self.itree,
             "plain": self.plain,
+            "type": self.type,
             "full": FULL,
         }
         (at / "job.json").write_text(json.dumps(job))

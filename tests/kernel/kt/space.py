@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import re
 
 from kt.guest import Guest
@@ -13,7 +12,7 @@ from kt.registry import case
 
 def no_reserve(g: Guest) -> None:
     """All blocks are for whoever asks: what is left is what we left."""
-    pathlib.Path(f"/sys/fs/ext4/{g.disk}/reserved_clusters").write_text("0")
+    (g.sysfs / g.disk / "reserved_clusters").write_text("0")
 
 
 def space(g: Guest) -> None:

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""Kernels as Debian ships them, unpacked beside this host: to boot (vm.py) and to build modules for."""
+
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+REPO = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(REPO / "packaging" / "sources"), str(REPO / "packaging" / "lib")]
+import sources  # noqa: E402
+import treebuild as tb  # noqa: E402
+
+SERIES = "6.12"
+
+
+class Stock:
+    """A kernel of the distribution: the directories and files that its packages brought."""
+
+    def __init__(self, release, root):
+        self.release, self.root = release, pathlib.Path(root)
+        self.headers = self.root / "usr" / "src" / f"linux-headers-{release}"
+        self.image = self.root / "boot" / f"vmlinuz-{release}"
+        self.modules = self.root / "lib" / "modules" / release
+
+    def add(self, module):
+        """Install a module, as DKMS does, in place of one that was."""
+        dest = self.modules / "updates" / "dkms"
+        dest.mkdir(parents=True, exist_ok=True)
+        shutil.copy(module, dest)
+        subprocess.run(["depmod", "-b", self.root, self.release], check=True)
+
+
+def releases(mirror, flavour="amd64"):
+    """Those of 6.12.y that this machine's own package lists offer, as uname -r says them, the oldest first."""
+    pattern = rf"^linux-headers-{re.escape(SERIES)}\.[0-9]+.*-{flavour}$"
+    listed = mirror.call(["apt-cache", *mirror.options(private=False), "search", "--names-only", pattern])
+    found = [line.split(" ")[0].removeprefix("linux-headers-") for line in listed.splitlines()]
+    plain = [r for r in found if not re.search(r"-(cloud|rt)-", r) or flavour != "amd64"]
+    return sorted(plain, key=lambda r: int(r.split(".")[2].split("+")[0].split("-")[0]))
+
+
+def kernel(release="", bootable=True):
+    """A Stock in the cache, fetched now if it is not there; the newest if none is named.
+
+    Without bootable only what building modules takes.
+    """
+    top = tb.cache_dir() / "stock-kernels"
+    top.mkdir(parents=True, exist_ok=True)
+    with tb.locked("stock", top / ".lock"):
+        mirror = sources.Mirror(top / "mirror")
+        if not release:
+            offered = releases(mirror)
+            if not offered:
+                raise tb.BuildError(f"this machine's package lists offer no Linux {SERIES}: run apt-get update")
+            release = offered[-1]
+        made = top / release
+        want = ["headers"] + ["image"] * bootable
+        missing = [w for w in want if not (made / f".{w}").exists()]
+        if missing:
+            tb.say("stock", f"fetching Linux {release} of the distribution")
+        base, _, flavour = release.rpartition("-")
+        if "headers" in missing:
+            names = (f"linux-headers-{release}", f"linux-headers-{base.removesuffix('-cloud')}-common",
+                     f"linux-kbuild-{base.removesuffix('-cloud')}")  # fmt: skip
+            unpack(mirror, names, made)
+            # The one path in them that is not relative.
+            makefile = made / "usr" / "src" / f"linux-headers-{release}" / "Makefile"
+            makefile.write_text(makefile.read_text().replace(" /usr/src/", f" {made}/usr/src/"))
+            (made / ".headers").touch()
+        if "image" in missing:
+            unpack(mirror, (f"linux-image-{release}",), made)
+            subprocess.run(["depmod", "-b", made, release], check=True)
+            (made / ".image").touch()
+        newest_two = sorted((p for p in top.iterdir() if (p / ".image").exists()), key=lambda p: p.stat().st_mtime)[-2:]
+        for old in top.iterdir():
+            if (old / ".image").exists() and old not in newest_two:
+                shutil.rmtree(old)
+    return Stock(release, made)
+
+
+def unpack(mirror, names, dest):
+    """Fetch packages from the machine's own mirror and unpack them, installing nothing."""
+    dest.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="stock-", dir=dest.parent) as tmp:
+        try:
+            mirror.call(["apt-get", *mirror.options(private=False), "download", *names], cwd=tmp)
+        except sources.SourceError as err:
+            raise tb.BuildError(f"the package mirror did not give {', '.join(names)}: {err}") from err
+        for package in sorted(pathlib.Path(tmp).glob("*.deb")):
+            subprocess.run(["dpkg-deb", "--extract", package, dest], check=True)
