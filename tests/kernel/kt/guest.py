@@ -389,8 +389,9 @@ def run_case(case: registry.Case, job: dict, disk: str, last_of_machine: bool) -
         g.fail(str(err))
     except subprocess.TimeoutExpired as err:
         g.fail(f"no end: {err}")
-    except Exception:
-        g.fail("the test itself failed:\n" + traceback.format_exc(limit=-4))
+    except Exception as err:
+        # What is to be known first: of a long log only the first line may be left.
+        g.fail(f"the test itself failed: {err!r}\n" + traceback.format_exc(limit=-4))
     g.close()
     for name in case.parts:
         if name and name not in g.done:
