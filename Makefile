@@ -11,7 +11,7 @@ export ITREE_CMD := $(value CMD)
 
 .PHONY: help deps fetch kernel kernel-debug kernel-uml kernel-uml-fast kernel-series kernel-releases e2fsprogs vm demo test lint format clean distclean \
 	srpm rpm repo deb image image-run tools test-packages test-tools test-ansible test-image \
-	kernel-uml-early kernel-demo xfstests soak test-core test-sources test-bench test-e2fsprogs test-vm test-kernel test-qemu test-debug test-kernel-debug fuzz-e2fsck
+	module test-module test-stock kernel-uml-early kernel-demo xfstests soak test-core test-sources test-bench test-e2fsprogs test-vm test-kernel test-qemu test-debug test-kernel-debug fuzz-e2fsck
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -69,6 +69,9 @@ repo: ## a signed repository of both in build/packages/repo (ITREE_SIGN_KEY=FILE
 deb: ## .debs for Debian 12 into build/packages/DEBS, and a signed APT repository of them in build/packages/apt
 	@packaging/deb/build repo
 
+module: ## ext4itree, ext4 with the itree beside the ext4 of a distribution's kernel (KERNEL=RELEASE or headers; default: the running one)
+	@kernel/module/build $(addprefix --kernel ,$(KERNEL))
+
 image: $(PYTHON) ## the backup appliance: build/image/itree-backup.raw, by mkosi (root)
 	@image/build
 
@@ -104,6 +107,12 @@ test-kernel: $(PYTHON) kernel-uml-fast ## the file system in the kernel, as a pr
 
 test-qemu: $(PYTHON) ## in QEMU: what needs two processors or a machine, and some of each other group
 	@tests/run tests/kernel -m qemu
+
+test-module: $(PYTHON) e2fsprogs ## ext4itree: built for the distribution's kernels, and beside their ext4
+	@tests/run tests/module
+
+test-stock: $(PYTHON) e2fsprogs ## some of tests/kernel on the distribution's kernel with that module (ITREE_FULL=1: whole groups)
+	@tests/stock
 
 test-debug: $(PYTHON) ## damaged trees, failing disks and memory on the debug kernel: KASAN, UBSAN, lockdep, kmemleak
 	@tests/run tests/kernel -m debug --kernel-image build/kernel-uml/linux

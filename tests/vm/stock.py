@@ -42,6 +42,12 @@ def releases(mirror, flavour="amd64"):
     return sorted(plain, key=lambda r: int(r.split(".")[2].split("+")[0].split("-")[0]))
 
 
+def header_packages(release):
+    """What brings the headers of a kernel: 6.12.117+deb12-cloud-amd64 has a part of its own and two of its version."""
+    version = re.sub(r"(-cloud|-rt)?-[^-]+$", "", release)
+    return f"linux-headers-{release}", f"linux-headers-{version}-common", f"linux-kbuild-{version}"
+
+
 def kernel(release="", bootable=True):
     """A Stock in the cache, fetched now if it is not there; the newest if none is named.
 
@@ -61,11 +67,8 @@ def kernel(release="", bootable=True):
         missing = [w for w in want if not (made / f".{w}").exists()]
         if missing:
             tb.say("stock", f"fetching Linux {release} of the distribution")
-        base, _, flavour = release.rpartition("-")
         if "headers" in missing:
-            names = (f"linux-headers-{release}", f"linux-headers-{base.removesuffix('-cloud')}-common",
-                     f"linux-kbuild-{base.removesuffix('-cloud')}")  # fmt: skip
-            unpack(mirror, names, made)
+            unpack(mirror, header_packages(release), made)
             # The one path in them that is not relative.
             makefile = made / "usr" / "src" / f"linux-headers-{release}" / "Makefile"
             makefile.write_text(makefile.read_text().replace(" /usr/src/", f" {made}/usr/src/"))
@@ -91,3 +94,11 @@ def unpack(mirror, names, dest):
             raise tb.BuildError(f"the package mirror did not give {', '.join(names)}: {err}") from err
         for package in sorted(pathlib.Path(tmp).glob("*.deb")):
             subprocess.run(["dpkg-deb", "--extract", package, dest], check=True)
+
+
+def with_module():
+    """The newest kernel, with the module built from this source installed in it."""
+    made = kernel()
+    subprocess.run([REPO / "kernel" / "module" / "build", "--kernel", made.headers], check=True)
+    made.add(REPO / "build" / "module" / made.release / "ext4itree.ko")
+    return made

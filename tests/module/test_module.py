@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""The module ext4itree beside the ext4 of the distribution's kernel."""
+
+import os
+import re
+import subprocess
+
+import pytest
+import sources
+import stock
+import treebuild as tb
+import vm
+from conftest import REPO
+
+SBIN = REPO / "build" / "e2fsprogs" / "root" / "sbin"
+PREPARE = f"set -e; export PATH={SBIN}:$PATH; mkdir /run/a /run/b; "
+
+
+@pytest.fixture
+def disk(tmp_path):
+    def make(name, *options):
+        path = tmp_path / name
+        with open(path, "wb") as handle:
+            handle.truncate(128 << 20)
+        subprocess.run([SBIN / "mke2fs", "-q", "-F", "-t", "ext4", *options, path], check=True)
+        return path
+
+    return make
+
+
+def in_guest(kernel, script, disks, ok=True):
+    """Run a script on that kernel; what it printed, and what the kernel's log holds."""
+    res = vm.run(PREPARE + script, kernel=kernel.image, disks=disks, timeout=900)
+    assert res.ok == ok, f"{res.explain()}\n{res.stdout}\n{res.stderr[-3000:]}"
+    return res.stdout, res.log_text()
+
+
+def test_two_ext4_at_once(kernel, disk):
+    """Each has its own names, nothing of the kernel complains, and volumes of both kinds hold what was written."""
+    disks = [disk("theirs"), disk("ours", "-O", "itree")]
+    fill = "mkdir {0}/d; (cd {0}/d; seq -f 'a-name-that-is-not-short-%g' 5000 | xargs touch); ls -U {0}/d | wc -l; "
+    said, log = in_guest(
+        kernel,
+        "mount -t ext4 /dev/vda /run/a; mount -t ext4itree /dev/vdb /run/b; "
+        + fill.format("/run/a") + fill.format("/run/b")
+        + "mount -t tracefs none /sys/kernel/tracing 2>/dev/null || true; "
+        "for d in /sys/fs /proc/fs /sys/kernel/tracing/events; do ls -d $d/ext4*; done; "
+        "grep ext /proc/filesystems | sed 's,^,type ,'; ls /sys/kernel/slab | grep ext4 | sed 's,^,slab ,'; "
+        "ls /sys/fs/ext4itree /sys/fs/ext4 | sort | uniq -c | grep vd; lsattr -d /run/b/d; umount /run/a /run/b; "
+        "rmmod ext4itree; test -e /sys/fs/ext4; test ! -e /sys/fs/ext4itree; ! grep ext4itree /proc/filesystems",
+        disks,
+    )  # fmt: skip
+    assert said.splitlines().count("5000") == 2
+    for place in ("/sys/fs", "/proc/fs", "/sys/kernel/tracing/events"):
+        assert f"{place}/ext4\n" in said and f"{place}/ext4itree\n" in said, said
+    types = re.findall(r"^type \s*(\S+)$", said, re.M)
+    assert sorted(types) == ["ext2", "ext3", "ext4", "ext4itree"], types
+    slabs = re.findall(r"^slab (\S+)$", said, re.M)
+    ours = [s for s in slabs if s.startswith("ext4itree_")]
+    # Where nothing differs but the name, the kernel merges caches, and only links show: hence no exact number.
+    assert len(ours) >= 8 and "ext4_inode_cache" in slabs and "ext4itree_inode_cache" in slabs, slabs
+    assert re.search(r"^-+I\S* /run/b/d$", said, re.M), said
+    assert "already" not in log.split("Run /init")[-1], log
+    for path in disks:
+        subprocess.run([SBIN / "e2fsck", "-fn", path], check=True, capture_output=True)
+
+
+def test_stock_ext4_takes_the_volume_when_the_feature_is_off(kernel, disk):
+    """With the feature it is read-only to it; without, it is ext4 like any other."""
+    said, _ = in_guest(
+        kernel,
+        "mount -t ext4itree /dev/vda /run/a; mkdir /run/a/d; (cd /run/a/d; seq -f 'a-name-that-is-not-short-%g' 5000 "
+        "| xargs touch); umount /run/a; ! mount -t ext4 /dev/vda /run/a; mount -t ext4 -o ro /dev/vda /run/a; "
+        "ls -U /run/a/d | wc -l; umount /run/a; tune2fs -O ^itree /dev/vda; mount -t ext4 /dev/vda /run/a; "
+        "touch /run/a/d/more; ls -U /run/a/d | wc -l; umount /run/a; e2fsck -fn /dev/vda",
+        [disk("image", "-O", "itree")],
+    )
+    assert "5000\n" in said and "5001\n" in said
+
+
+def test_programs_that_look_at_the_type(kernel, disk):
+    """e4defrag refuses what it does not know; tune2fs shortens labels for those whose limit it knows."""
+    said, _ = in_guest(
+        kernel,
+        "mount -t ext4itree /dev/vda /run/a; dd if=/dev/urandom of=/run/a/f bs=64k count=4 status=none; sync; "
+        "e4defrag /run/a/f; tune2fs -L a-label-of-more-than-16-characters /dev/vda; umount /run/a; e2label /dev/vda",
+        [disk("image", "-O", "itree")],
+    )
+    assert "Success" in said and said.endswith("a-label-of-more-\n"), said
+
+
+def test_a_kernel_that_changed_its_names_is_refused():
+    """The names are counted: where one more stands, the module would take it from the kernel's own ext4."""
+    build = tb.load_script(REPO / "kernel" / "module" / "build")
+    text = 'static const char proc_dirname[] = "fs/ext4";\n\text4_root = kobject_create_and_add("ext4", fs_kobj);\n'
+    assert build.renamed("sysfs.c", text, "6.12.1") == text.replace('ext4"', 'ext4itree"')
+    with pytest.raises(tb.BuildError, match=r"sysfs\.c of Linux 6\.12\.1 .* 2 times, not 1"):
+        build.renamed("sysfs.c", text + text, "6.12.1")
+
+
+def test_what_is_the_same_is_not_built_again(tmp_path):
+    """Files keep their times, and one that is gone from ext4 goes from the source."""
+    build = tb.load_script(REPO / "kernel" / "module" / "build")
+    for name in ("new", "old"):
+        (tmp_path / name / "include").mkdir(parents=True)
+        (tmp_path / name / "same.c").write_text("int x;\n")
+    (tmp_path / "new" / "include" / "more.h").write_text("")
+    (tmp_path / "old" / "gone.c").write_text("")
+    (tmp_path / "old" / "built.mod.c").write_text("")
+    os.utime(tmp_path / "old" / "same.c", (1000, 1000))
+    build.sync(tmp_path / "new", tmp_path / "old")
+    assert (tmp_path / "old" / "same.c").stat().st_mtime == 1000
+    assert (tmp_path / "old" / "include" / "more.h").exists() and (tmp_path / "old" / "built.mod.c").exists()
+    assert not (tmp_path / "old" / "gone.c").exists()
+
+
+def releases():
+    """Those on offer; of many, `make test` builds for the oldest, and the other tests for the newest."""
+    try:
+        found = stock.releases(sources.Mirror(tb.cache_dir() / "stock-kernels" / "mirror"))
+    except sources.SourceError:
+        return []
+    return found[:-1] if os.environ.get("ITREE_FULL") else found[:1]
+
+
+@pytest.mark.parametrize("release", releases())
+def test_builds_for(release, tmp_path):
+    """For the headers of each 6.12 that the distribution offers, without a warning."""
+    made = stock.kernel(release, bootable=False)
+    res = subprocess.run([REPO / "kernel" / "module" / "build", "--kernel", made.headers, "--out", tmp_path],
+                         capture_output=True, text=True, check=False)  # fmt: skip
+    assert res.returncode == 0, res.stderr
+    said = subprocess.run(["modinfo", tmp_path / "ext4itree.ko"], capture_output=True, text=True, check=True).stdout
+    assert re.search(rf"^vermagic: +{re.escape(release)} ", said, re.M), said
+    assert re.findall(r"^alias: +(\S+)$", said, re.M) == ["fs-ext4itree"], said
+
+
+def test_without_headers_it_says_what_to_install():
+    res = subprocess.run([REPO / "kernel" / "module" / "build", "--kernel", "6.12.0-none"], capture_output=True,
+                         text=True, check=False)  # fmt: skip
+    assert res.returncode == 1 and "linux-headers" in res.stderr and "6.12.0-none" in res.stderr, res.stderr
