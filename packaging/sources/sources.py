@@ -180,11 +180,16 @@ def _codename():
     return match[1] if match else ""
 
 
-def host_stanzas(etc="/etc/apt", codename=None):
-    """The Debian archives the host uses, as (URIs, suites, raw Signed-By or None)."""
+def host_stanzas(etc="/etc/apt", codename=None, updates=False):
+    """The Debian archives the host uses, as (URIs, suites, raw Signed-By or None); with updates those of security, too.
+
+    The first is always the release itself.
+    """
     codename = codename or _codename()
     etc = pathlib.Path(etc)
     mine = {codename, SUITE, "stable"}
+    if updates:
+        mine |= {f"{codename}-security", f"{codename}-updates"}
     out = []
     for file in sorted((etc / "sources.list.d").glob("*.sources")):
         for block in re.split(r"\n\s*\n", re.sub(r"(?m)^#.*\n?", "", file.read_text())):

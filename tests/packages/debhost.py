@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 
+import debian_image
 import debian_root
 import pytest
 import roots
@@ -111,16 +112,18 @@ def copy_of_this_host(repo):
 class Disk(Apt, debian_root.DebianRoot):
     """The disk of a Debian host with GRUB, to be installed into and then booted. Repositories lie in its /repo."""
 
-    def __init__(self, top, repos):
+    def __init__(self, top, repos, recipe=debian_image.SERVER):
         self.repos = repos
-        super().__init__(top, roots.call)
+        super().__init__(top, roots.call, recipe)
 
     def prepare(self):
         lines = ""
         for number, repo in enumerate(self.repos):
             self.inside("mkdir", "-p", f"{self.root}/repo")
-            self.inside("cp", "-r", repo, f"{self.root}/repo/{number}")
+            self.inside("cp", "-rT", repo, f"{self.root}/repo/{number}")
             lines += f"deb [signed-by=/repo/{number}/itree-archive-keyring.asc] file:/repo/{number} ./\n"
+        # What the distribution has for this host.
+        lines += "deb [trusted=yes] file:/srv/debian ./\n"
         self.put("/apt/sources.list", lines)
         self.run("mkdir -p /apt/lists/partial /apt/archives/partial")
         # No service is started: nothing of it runs.

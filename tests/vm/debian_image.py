@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""The disk of a Debian 12 host: mail and NFS server, stock kernel, GRUB. Made once by mmdebstrap and kept in the cache.
+"""The disk of a Debian 12 host with a stock kernel and GRUB. Made once by mmdebstrap and kept in the cache.
 
-The kernel is Debian's own; the one that knows itrees comes by the roles under test. Packages that a host gets back
-from its distribution lie in /srv/debian: the machines reach no network but the ports forwarded to them.
+SERVER is a mail and NFS server: the kernel that knows itrees comes by the roles under test. Packages that a host gets
+from its distribution later lie in /srv/debian: the machines reach no network but the ports forwarded to them.
 """
 
+import dataclasses
 import hashlib
 import os
 import pathlib
@@ -17,12 +18,28 @@ import treebuild as tb
 
 RELEASE = "bookworm"
 UUID = "17ee17ee-0000-4000-8000-000000000001"
-PACKAGES = (
-    "systemd-sysv", "udev", "dbus", "openssh-server", "iproute2", "procps", "python3", "python3-apt", "rsync", "nano",
-    "linux-image-cloud-amd64", "initramfs-tools", "grub-common", "grub2-common", "grub-efi-amd64-bin",
-    "dovecot-imapd", "postfix", "nfs-kernel-server", "nfs-common", "e2fsprogs", "logsave", "dnf", "rpm",
+BASE = ("systemd-sysv", "udev", "dbus", "openssh-server", "iproute2", "procps", "initramfs-tools", "grub-common",
+        "grub2-common", "grub-efi-amd64-bin", "e2fsprogs", "logsave")  # fmt: skip
+
+
+@dataclasses.dataclass
+class Recipe:
+    """What is on a disk: packages besides BASE, a kernel among them, and those in /srv/debian."""
+
+    name: str
+    packages: tuple[str, ...]
+    later: tuple[str, ...]
+    preseed: str = ""
+    updates: bool = False  # security updates are there, too
+
+
+SERVER = Recipe(
+    "ansible-machine",
+    ("linux-image-cloud-amd64", "python3", "python3-apt", "rsync", "nano", "dovecot-imapd", "postfix",
+     "nfs-kernel-server", "nfs-common", "dnf", "rpm"),
+    ("e2fsprogs", "libext2fs2", "libcom-err2", "libss2", "logsave"),
+    "postfix postfix/main_mailer_type select Local only\\npostfix postfix/mailname string itree-test",
 )  # fmt: skip
-STOCK = ("e2fsprogs", "libext2fs2", "libcom-err2", "libss2", "logsave")
 # What GRUB needs to find its configuration; the rest it loads from there.
 GRUB_MODULES = ("ext2", "search", "search_fs_uuid", "configfile", "normal", "linux", "loadenv", "test", "echo",
                 "reboot", "serial", "terminal", "sleep", "regexp", "all_video", "gzio")  # fmt: skip
@@ -70,13 +87,13 @@ set prefix=(\$root)/boot/grub
 configfile \$prefix/grub.cfg
 END
 chroot . grub-mkimage -O x86_64-efi -p /boot/grub -c /tmp/early.cfg -o /boot/efi/BOOTX64.EFI @MODULES@
-chroot . sh -c 'cd /srv/debian && apt-get -o APT::Sandbox::User=root download @STOCK@'
+chroot . sh -c 'cd /srv/debian && apt-get -o APT::Sandbox::User=root download @LATER@'
 """
 
 
-def apt_sources():
+def apt_sources(updates=False):
     """What mmdebstrap is to read: this machine's mirror, in the deb822 form."""
-    stanzas = sources.host_stanzas()
+    stanzas = sources.host_stanzas(updates=updates)
     if not stanzas:
         raise tb.BuildError("found no Debian archive with component main in the APT sources of this machine")
     return "\n".join(
@@ -95,25 +112,27 @@ def call(*argv, **kwargs):
     return res.stdout
 
 
-def build(out):
+def build(recipe, out):
     """Make the disks in the directory out: root.img, esp.img and key (of root's ssh login)."""
     root = out / "root"
     call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "itree-test", "-f", out / "key")
-    words = {"UUID": UUID, "KEY": out / "key.pub", "MODULES": " ".join(GRUB_MODULES), "STOCK": " ".join(STOCK)}
+    words = {"UUID": UUID, "KEY": out / "key.pub", "MODULES": " ".join(GRUB_MODULES),
+             "LATER": " ".join(recipe.later)}  # fmt: skip
     script = CUSTOMIZE
     for name, text in words.items():
         script = script.replace(f"@{name}@", str(text))
     (out / "customize").write_text("#!/bin/sh\n" + script)
     (out / "customize").chmod(0o755)
-    (out / "apt.sources").write_text(apt_sources())
+    (out / "apt.sources").write_text(apt_sources(recipe.updates))
     # Proxies and how to reach the mirror are the machine's business.
     options = [f"--aptopt={path}" for path in sorted(pathlib.Path("/etc/apt/apt.conf.d").glob("*"))
                if "Acquire::" in path.read_text(errors="replace")]  # fmt: skip
-    preseed = "postfix postfix/main_mailer_type select Local only\\npostfix postfix/mailname string itree-test"
+    if recipe.preseed:
+        options.append(f"--essential-hook=printf '{recipe.preseed}\\n' | chroot \"$1\" debconf-set-selections")
     try:
-        call("mmdebstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", "--format=directory", "--quiet",
-             *options, f"--essential-hook=printf '{preseed}\\n' | chroot \"$1\" debconf-set-selections",
-             f"--customize-hook={out / 'customize'}", RELEASE, root, out / "apt.sources", timeout=3600)  # fmt: skip
+        call("mmdebstrap", "--variant=minbase", f"--include={','.join(BASE + recipe.packages)}", "--format=directory",
+             "--quiet", *options, f"--customize-hook={out / 'customize'}", RELEASE, root, out / "apt.sources",
+             timeout=3600)  # fmt: skip
         # From now on the host knows /srv/debian alone.
         (root / "srv/debian/Packages").write_text(call("apt-ftparchive", "packages", ".", cwd=root / "srv/debian"))
         shutil.rmtree(root / "etc/apt/sources.list.d")
@@ -132,11 +151,11 @@ def build(out):
         shutil.rmtree(root, ignore_errors=True)
 
 
-def image():
+def image(recipe=SERVER):
     """The directory with the disks, from the cache or built now (some minutes)."""
-    recipe = (RELEASE, UUID, PACKAGES, STOCK, GRUB_MODULES, CUSTOMIZE, apt_sources())
-    key = hashlib.sha256(repr(recipe).encode()).hexdigest()
-    top = tb.cache_dir() / "ansible-machine"
+    parts = (RELEASE, UUID, BASE, recipe, GRUB_MODULES, CUSTOMIZE, apt_sources(recipe.updates))
+    key = hashlib.sha256(repr(parts).encode()).hexdigest()
+    top = tb.cache_dir() / recipe.name
     top.mkdir(parents=True, exist_ok=True)
     made = top / key
     with tb.locked("machine", top / ".lock"):
@@ -149,7 +168,7 @@ def image():
             with tempfile.TemporaryDirectory(prefix="tmp-", dir=top) as tmp:
                 out = pathlib.Path(tmp) / "image"
                 out.mkdir()
-                build(out)
+                build(recipe, out)
                 (out / "done").touch()
                 out.rename(made)
     return made

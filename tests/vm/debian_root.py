@@ -13,14 +13,19 @@ import debian_image
 class DebianRoot:
     """The host; `before` makes a command run in it, `outside` in the namespace around it.
 
-    top: a directory for this; the disk is top/root.img. run(*argv, ok=..., ...): gives (exit code, output).
+    top: a directory for this; the disk is top/root.img, by that recipe.
+    run(*argv, ok=..., ...): gives (exit code, output).
     """
 
-    def __init__(self, top, run):
+    def __init__(self, top, run, recipe=debian_image.SERVER):
         self.top, self.root, self.image, self._run = top, top / "root", top / "root.img", run
         self.root.mkdir()
-        run("cp", "--sparse=always", "--reflink=auto", debian_image.image() / "root.img", self.image)
-        self.loop = run("losetup", "--find", "--show", self.image)[1].strip()
+        run("cp", "--sparse=always", "--reflink=auto", debian_image.image(recipe) / "root.img", self.image)
+        self.open()
+
+    def open(self):
+        """Mount the disk; also again after close(), when the host has been started meanwhile."""
+        self.loop = self._run("losetup", "--find", "--show", self.image)[1].strip()
         self.holder = subprocess.Popen(["unshare", "--mount", "--propagation", "private", "sh", "-c",
                                         "echo there; exec sleep 99999"], stdout=subprocess.PIPE, text=True)  # fmt: skip
         assert self.holder.stdout.readline() == "there\n"
@@ -42,7 +47,7 @@ class DebianRoot:
         number = os.stat(self.loop).st_rdev
         nodes = {"vda": ("b", os.major(number), os.minor(number)), "null": ("c", 1, 3), "zero": ("c", 1, 5),
                  "random": ("c", 1, 8), "urandom": ("c", 1, 9), "tty": ("c", 5, 0), "ptmx": ("c", 5, 2)}  # fmt: skip
-        (self.top / "dev").mkdir()
+        (self.top / "dev").mkdir(exist_ok=True)
         self.inside("mount", "-t", "tmpfs", "-o", "mode=755,dev", "itree-test", self.top / "dev")
         for name, node in nodes.items():
             self.inside("mknod", "-m", "666", self.top / "dev" / name, *node)
