@@ -59,7 +59,7 @@ class Disk:
 
     @property
     def sectors(self):
-        """Size of the partition. Whoever opens the device next makes some kernels read the table anew: wait for it."""
+        """Size of the partition. Waits for it: the next open of a loop device may make the kernel reread its table."""
         until = time.monotonic() + 30
         while not (found := [volume.sysfs(p, "size") for p in volume.partitions(self.node)]) or not found[0]:
             assert time.monotonic() < until, f"{self.node} has no partition"

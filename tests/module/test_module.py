@@ -36,7 +36,7 @@ def in_guest(kernel, script, disks, ok=True):
 
 
 def test_two_ext4_at_once(kernel, disk):
-    """Each has its own names, nothing of the kernel complains, and volumes of both kinds hold what was written."""
+    """Both are loaded and in use: every registered name differs, and the kernel reports no clash."""
     disks = [disk("theirs"), disk("ours", "-O", "itree")]
     fill = "mkdir {0}/d; (cd {0}/d; seq -f 'a-name-that-is-not-short-%g' 5000 | xargs touch); ls -U {0}/d | wc -l; "
     said, log = in_guest(
@@ -57,7 +57,7 @@ def test_two_ext4_at_once(kernel, disk):
     assert sorted(types) == ["ext2", "ext3", "ext4", "ext4itree"], types
     slabs = re.findall(r"^slab (\S+)$", said, re.M)
     ours = [s for s in slabs if s.startswith("ext4itree_")]
-    # Where nothing differs but the name, the kernel merges caches, and only links show: hence no exact number.
+    # Some caches are created on first use only.
     assert len(ours) >= 8 and "ext4_inode_cache" in slabs and "ext4itree_inode_cache" in slabs, slabs
     assert re.search(r"^-+I\S* /run/b/d$", said, re.M), said
     assert "already" not in log.split("Run /init")[-1], log
@@ -66,7 +66,7 @@ def test_two_ext4_at_once(kernel, disk):
 
 
 def test_stock_ext4_takes_the_volume_when_the_feature_is_off(kernel, disk):
-    """With the feature it is read-only to it; without, it is ext4 like any other."""
+    """Stock ext4 mounts a volume with the feature read-only, and one without it read-write."""
     said, _ = in_guest(
         kernel,
         "mount -t ext4itree /dev/vda /run/a; mkdir /run/a/d; (cd /run/a/d; seq -f 'a-name-that-is-not-short-%g' 5000 "
@@ -79,7 +79,7 @@ def test_stock_ext4_takes_the_volume_when_the_feature_is_off(kernel, disk):
 
 
 def test_programs_that_look_at_the_type(kernel, disk):
-    """e4defrag refuses what it does not know; tune2fs shortens labels for those whose limit it knows."""
+    """e4defrag works on the type, and tune2fs knows how long its labels may be."""
     said, _ = in_guest(
         kernel,
         "mount -t ext4itree /dev/vda /run/a; dd if=/dev/urandom of=/run/a/f bs=64k count=4 status=none; sync; "
@@ -90,7 +90,7 @@ def test_programs_that_look_at_the_type(kernel, disk):
 
 
 def test_a_kernel_that_changed_its_names_is_refused():
-    """The names are counted: where one more stands, the module would take it from the kernel's own ext4."""
+    """The build counts each name that it changes, so that none of ext4's own is left in the module."""
     build = tb.load_script(REPO / "kernel" / "module" / "build")
     text = 'static const char proc_dirname[] = "fs/ext4";\n\text4_root = kobject_create_and_add("ext4", fs_kobj);\n'
     assert build.renamed("sysfs.c", text, "6.12.1") == text.replace('ext4"', 'ext4itree"')
@@ -99,7 +99,7 @@ def test_a_kernel_that_changed_its_names_is_refused():
 
 
 def test_what_is_the_same_is_not_built_again(tmp_path):
-    """Files keep their times, and one that is gone from ext4 goes from the source."""
+    """Unchanged files keep their times; files that ext4 no longer has are removed."""
     build = tb.load_script(REPO / "kernel" / "module" / "build")
     for name in ("new", "old"):
         (tmp_path / name / "include").mkdir(parents=True)
@@ -115,7 +115,7 @@ def test_what_is_the_same_is_not_built_again(tmp_path):
 
 
 def releases():
-    """Those on offer; of many, `make test` builds for the oldest, and the other tests for the newest."""
+    """Releases to build for: with ITREE_FULL=1 all, else the oldest. The other tests use the newest."""
     try:
         found = stock.releases(sources.Mirror(tb.cache_dir() / "stock-kernels" / "mirror"))
     except sources.SourceError:
@@ -125,7 +125,7 @@ def releases():
 
 @pytest.mark.parametrize("release", releases())
 def test_builds_for(release, tmp_path):
-    """For the headers of each 6.12 that the distribution offers, without a warning."""
+    """The module builds without a warning for each 6.12 that the distribution offers."""
     made = stock.kernel(release, bootable=False)
     res = subprocess.run([REPO / "kernel" / "module" / "build", "--kernel", made.headers, "--out", tmp_path],
                          capture_output=True, text=True, check=False)  # fmt: skip

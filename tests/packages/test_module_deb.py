@@ -17,7 +17,7 @@ FSTAB = "LABEL=mail /srv/mail ext4itree defaults,nofail,x-systemd.device-timeout
 
 
 def recipe():
-    """A host with the last kernel but one of those on offer; the newest is what it is updated to."""
+    """Return the recipe of a host with the second newest kernel, that release, and the newest to update to."""
     mirror = sources.Mirror(stock.tb.cache_dir() / "stock-kernels" / "mirror")
     releases = stock.releases(mirror, "cloud-amd64")
     if len(releases) < 2:
@@ -29,7 +29,7 @@ def recipe():
 
 
 def boot(host, top, data):
-    """Start the host, which does the next step of host-work and switches itself off; what it said."""
+    """Start the host, which runs the next step of host-work and powers off. Returns the lines of its output."""
     said = bootvm.boot([top / "esp.img", host.image, data], top / "vmlinuz", top)
     lines = [t.strip() for t in re.findall(r"host: .*", said)]
     assert "host: done" in lines and "WRONG" not in said, said[-8000:]
@@ -52,7 +52,7 @@ def lives(host, what, before, after, tmp_path):
     host.put("/etc/fstab", f"UUID={debian_image.UUID} / ext4 errors=remount-ro 0 1\n{FSTAB}")
     host.put("/usr/lib/itree-test/host-work", (HERE / "host-work").read_bytes(), "755")
     host.put("/etc/systemd/system/itree-test.service", (HERE / "itree-test.service").read_bytes())
-    # Who logs in on the serial line hangs up on all who write to it.
+    # agetty calls vhangup() on the serial line, which would end the output of host-work.
     host.run("mkdir -p /srv/mail && systemctl -q enable itree-test && systemctl -q mask serial-getty@ttyS0")
     host.apt("update")
     host.apt("install", "ext4itree-dkms")
@@ -65,7 +65,7 @@ def lives(host, what, before, after, tmp_path):
     assert f"host: runs {before}, root is ext4" in lines and "host: mounted nothing" in lines, lines
     assert [t for t in lines if re.search(r"flags .*I.* /srv/mail/new", t)], lines
 
-    # The distribution has a newer kernel. Installed on this host's processor: emulated, compiling takes an hour.
+    # The distribution has a newer kernel. DKMS compiles on this host's processor: an emulated one takes an hour.
     host.open()
     host.apt("update")
     host.apt("install", f"linux-image-{after}", f"linux-headers-{after}")

@@ -34,7 +34,7 @@ class Stock:
 
 
 def releases(mirror, flavour="amd64"):
-    """Those of 6.12.y that this machine's own package lists offer, as uname -r says them, the oldest first."""
+    """Return the releases of 6.12.y, as of uname -r, that this machine's package lists offer; oldest first."""
     pattern = rf"^linux-headers-{re.escape(SERIES)}\.[0-9]+.*-{flavour}$"
     listed = mirror.call(["apt-cache", *mirror.options(private=False), "search", "--names-only", pattern])
     found = [line.split(" ")[0].removeprefix("linux-headers-") for line in listed.splitlines()]
@@ -43,15 +43,15 @@ def releases(mirror, flavour="amd64"):
 
 
 def header_packages(release):
-    """What brings the headers of a kernel: 6.12.117+deb12-cloud-amd64 has a part of its own and two of its version."""
+    """Return the packages of a kernel's headers: one of the flavour, two that all flavours of the version share."""
     version = re.sub(r"(-cloud|-rt)?-[^-]+$", "", release)
     return f"linux-headers-{release}", f"linux-headers-{version}-common", f"linux-kbuild-{version}"
 
 
 def kernel(release="", bootable=True):
-    """A Stock in the cache, fetched now if it is not there; the newest if none is named.
+    """Return a Stock, by default of the newest release. It is fetched if the cache lacks it.
 
-    Without bootable only what building modules takes.
+    bootable: fetch the image and its modules, too, not the headers alone.
     """
     top = tb.cache_dir() / "stock-kernels"
     top.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def kernel(release="", bootable=True):
             tb.say("stock", f"fetching Linux {release} of the distribution")
         if "headers" in missing:
             unpack(mirror, header_packages(release), made)
-            # The one path in them that is not relative.
+            # The only absolute path in the headers.
             makefile = made / "usr" / "src" / f"linux-headers-{release}" / "Makefile"
             makefile.write_text(makefile.read_text().replace(" /usr/src/", f" {made}/usr/src/"))
             (made / ".headers").touch()
@@ -97,7 +97,7 @@ def unpack(mirror, names, dest):
 
 
 def with_module():
-    """The newest kernel, with the module built from this source installed in it."""
+    """Return the newest kernel with the module installed, built from this source."""
     made = kernel()
     subprocess.run([REPO / "kernel" / "module" / "build", "--kernel", made.headers], check=True)
     made.add(REPO / "build" / "module" / made.release / "ext4itree.ko")

@@ -223,7 +223,10 @@ def kvm_works(kernel) -> bool:
 
 
 def modules_of(kernel) -> pathlib.Path | None:
-    """The modules of a kernel that lies as a distribution installs it: ROOT/boot/vmlinuz-R, ROOT/lib/modules/R."""
+    """Return the modules of a kernel that is installed as by a distribution, or None.
+
+    That is, ROOT/boot/vmlinuz-RELEASE has ROOT/lib/modules/RELEASE beside it.
+    """
     kernel = pathlib.Path(kernel)
     release = kernel.name.removeprefix("vmlinuz-")
     found = kernel.parent.parent / "lib" / "modules" / release
@@ -446,7 +449,7 @@ def run(
             timeout=timeout, overdue=overdue, allow=allow, append=append, cwd=cwd, env=guest_env, stream=stream,
         )  # fmt: skip
     modules = modules_of(kernel)
-    # Without udev nobody looks for what drives the devices.
+    # Without udev, nothing loads the drivers by itself.
     script.write_text(_guest_script(command, guest_env, ["virtio_blk", "loop"] if modules else []))
 
     argv = [str(VIRTME_RUN), "--kimg", str(kernel), f"--mods={'auto' if modules else 'none'}", "--force-9p",

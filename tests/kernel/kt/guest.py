@@ -274,7 +274,7 @@ class Guest:
         if self.job["plain"]:
             return 0
         try:
-            # The kernel's own name of the device: an LV or a mapped one has others in /dev.
+            # sysfs has the kernel's name of the device. LVs and mapped devices have other names in /dev.
             number = os.stat(self.dev).st_rdev
             block = os.path.realpath(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
             return int((self.sysfs / os.path.basename(block) / f"itree_{name}").read_text())
@@ -390,7 +390,7 @@ def run_case(case: registry.Case, job: dict, disk: str, last_of_machine: bool) -
     except subprocess.TimeoutExpired as err:
         g.fail(f"no end: {err}")
     except Exception as err:
-        # What is to be known first: of a long log only the first line may be left.
+        # The exception comes first: CI may show only the first line.
         g.fail(f"the test itself failed: {err!r}\n" + traceback.format_exc(limit=-4))
     g.close()
     for name in case.parts:

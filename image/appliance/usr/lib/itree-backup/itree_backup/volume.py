@@ -70,7 +70,7 @@ def partitions(disk):
     """Device nodes of a disk's partitions, in the order of the disk."""
     base = SYS / os.path.basename(disk)
     names = [p.name for p in base.iterdir() if (p / "partition").exists()] if base.is_dir() else []
-    # One may go away meanwhile: a kernel that reads the table anew takes all out and puts them in again.
+    # A partition may vanish meanwhile: rereading the table removes all partitions and adds them again.
     starts = {name: sysfs(name, "start") for name in names}
     return [f"/dev/{n}" for n in sorted((n for n in names if starts[n]), key=lambda n: int(starts[n]))]
 
