@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Runs in the virtual machine: the modules against the kernel that has itrees. Arguments: collection, tools, names.
+"""Runs in the virtual machine: the modules against a kernel that has itrees.
+
+Arguments: collection, tools, number of names, type to mount.
 
 What fails is an assertion; the last line is `done`.
 """
@@ -13,7 +15,7 @@ import time
 
 from ansible.module_utils import basic
 
-TOP, TOOLS, NAMES = sys.argv[1], sys.argv[2], int(sys.argv[3])
+TOP, TOOLS, NAMES, TYPE = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 DEVICE, MOUNT = "/dev/vda", "/mnt"
 LARGE = f"{MOUNT}/large"
 
@@ -58,7 +60,9 @@ def found():
 
 def before_the_feature():
     info = module("itree_volume_info", volumes=[MOUNT])
-    assert info["kernel_feature"] and info["kernel_advice"] == "" and not info["volumes"][0]["itree"], info
+    beside = TYPE != "ext4"
+    assert (info["kernel_feature"], info["module_feature"]) == (not beside, beside), info
+    assert bool(info["kernel_advice"]) == beside and not info["volumes"][0]["itree"], info
     assert not found()
     assert "lacks the itree feature" in tree(ok=False)["msg"]
     assert "is mounted at /mnt" in module("itree_feature", device=DEVICE, tools=TOOLS, ok=False)["msg"]
@@ -67,7 +71,7 @@ def before_the_feature():
 def turn_it_on():
     assert module("itree_feature", device=DEVICE, tools=TOOLS, check=True)["changed"]
     assert module("itree_feature", device=DEVICE, tools=TOOLS)["changed"]
-    subprocess.run(["mount", "-t", "ext4", DEVICE, MOUNT], check=True)
+    subprocess.run(["mount", "-t", TYPE, DEVICE, MOUNT], check=True)
     (volume,) = module("itree_volume_info", volumes=[MOUNT])["volumes"]
     assert volume["itree"] and not volume["read_only"] and volume["mounted_at"] == [MOUNT], volume
 
@@ -92,7 +96,7 @@ def build_check_drop():
 
 
 def main():
-    subprocess.run(["mount", "-t", "ext4", DEVICE, MOUNT], check=True)
+    subprocess.run(["mount", "-t", TYPE, DEVICE, MOUNT], check=True)
     before_the_feature()
     subprocess.run(["umount", MOUNT], check=True)
     turn_it_on()

@@ -5,6 +5,7 @@ import json
 import os
 
 import pytest
+import stock
 import vm
 from conftest import REPO, VENV, fill, run
 
@@ -14,8 +15,6 @@ NAMES = 1500
 @pytest.fixture
 def volume(image, tools, tmp_path):
     """A large directory from before the feature."""
-    if not vm.DEFAULT_KERNEL.exists():
-        pytest.fail(f"{vm.DEFAULT_KERNEL} is missing: run `make kernel`")
     made = image()
     fill(made.mount(tmp_path / "mnt") / "large", NAMES)
     made.umount()
@@ -27,11 +26,14 @@ def paths(collection):
     return f"{collection.top}:{site}"
 
 
-def test_modules(collection, tools, volume):
+@pytest.mark.parametrize("kind", ["ext4", "ext4itree"])
+def test_modules(collection, tools, volume, kind):
+    """On our kernel, and on the distribution's with the module beside its ext4."""
+    kernel = vm.DEFAULT_KERNEL if kind == "ext4" else stock.with_module().image
     script = REPO / "tests" / "ansible" / "guest.py"
-    command = [str(w) for w in (VENV / "python", script, collection.top, tools, NAMES)]
+    command = [str(w) for w in (VENV / "python", script, collection.top, tools, NAMES, kind)]
     env = {"PYTHONPATH": paths(collection), "PYTHONDONTWRITEBYTECODE": "1"}
-    res = vm.run(command, disks=[volume.path], memory="512M", timeout=600, env=env)
+    res = vm.run(command, kernel=kernel, disks=[volume.path], memory="512M", timeout=600, env=env)
     assert res.ok and res.stdout.rstrip().endswith("done"), f"{res.explain()}\n{res.stdout}"
     run(tools / "e2fsck", "-fn", volume.path)
 

@@ -13,6 +13,10 @@ import stat
 import struct
 
 KERNEL_FEATURES = "/sys/fs/ext4/features"
+# ext4, and the module with the itree that a host may have beside it
+TYPES = ("ext4", "ext4itree")
+MODULE_FEATURES = "/sys/fs/ext4itree/features"
+MODULES = "/lib/modules"
 MAGIC = 0xEF53
 COMPAT_DIR_INDEX = 0x20
 INCOMPAT_RECOVER = 0x4
@@ -43,8 +47,24 @@ def kernel_feature():
         )
     return False, (
         f"the running kernel ({release}) does not know itrees: {KERNEL_FEATURES}/itree does not exist; boot a kernel "
-        "with the itree patches first"
+        "with the itree patches or install the module ext4itree first"
     )
+
+
+def module_feature():
+    """Return whether the running kernel has the module ext4itree: loaded, or installed, so that a mount loads it."""
+    if os.path.exists(os.path.join(MODULE_FEATURES, "itree")):
+        return True
+    try:
+        with open(os.path.join(MODULES, os.uname().release, "modules.dep"), encoding="utf-8") as handle:
+            return any(re.search(r"(^|/)ext4itree\.ko(\.\w+)?:", line) for line in handle)
+    except OSError:
+        return False
+
+
+def feature():
+    """Return whether this host can mount volumes with itrees, by whatever type, and what to do if not: (bool, str)."""
+    return (True, "") if module_feature() else kernel_feature()
 
 
 class Mount:
@@ -179,7 +199,7 @@ class Volume:
             mount = mount_of(name, table)
             if mount is None or mount.point != os.path.realpath(name):
                 raise Ext4Error(f"{name}: nothing is mounted there; give a mount point or a device")
-            if mount.fstype != "ext4":
+            if mount.fstype not in TYPES:
                 raise Ext4Error(f"{name}: {mount.fstype} is mounted there, not ext4")
             self.device = device_of(mount)
         else:

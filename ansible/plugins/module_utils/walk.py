@@ -148,7 +148,7 @@ def on_ext4(path):
     if not stat.S_ISDIR(st.st_mode):
         raise ext4.Ext4Error(f"{path}: not a directory")
     mount = ext4.mount_of(path)
-    if mount is None or mount.fstype != "ext4":
+    if mount is None or mount.fstype not in ext4.TYPES:
         kind = mount.fstype if mount else "a file system that this process does not see"
         raise ext4.Ext4Error(f"{path}: it is on {kind}, and only ext4 has itrees")
     return mount

@@ -194,7 +194,7 @@ def command(module, path):
 
 def lacking(path, number, said):
     """Which of kernel and file system lacks the feature."""
-    known, advice = ext4.kernel_feature()
+    known, advice = ext4.feature()
     if number == 95:  # EOPNOTSUPP
         return (
             f"{path}: its file system lacks the itree feature; unmount it and run tune2fs -O itree on its device (role "

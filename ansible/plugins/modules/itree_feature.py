@@ -123,7 +123,7 @@ class Feature:
         if self.want and self.volume.super.lacking():
             names = ",".join(self.volume.super.lacking())
             self.fail(f"the itree feature needs {names}: unmount it, run tune2fs -O {names}, then e2fsck -fD")
-        known, advice = ext4.kernel_feature()
+        known, advice = ext4.feature()
         if self.want and self.module.params["require_kernel"] and not known:
             self.fail(advice)
         _code, said = self.run(self.tool("debugfs"), "-R", "supported_features itree")

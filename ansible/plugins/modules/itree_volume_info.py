@@ -52,7 +52,11 @@ EXAMPLES = r"""
 
 RETURN = r"""
 kernel_feature:
-  description: Whether the running kernel knows itrees.
+  description: Whether the running kernel's own ext4 knows itrees.
+  returned: success
+  type: bool
+module_feature:
+  description: Whether the running kernel has the module ext4itree, which mounts volumes with itrees by that type.
   returned: success
   type: bool
 kernel_release:
@@ -122,7 +126,12 @@ def main():
             module.fail_json(msg=str(err))
     known, advice = ext4.kernel_feature()
     module.exit_json(
-        changed=False, kernel_feature=known, kernel_release=os.uname().release, kernel_advice=advice, volumes=found
+        changed=False,
+        kernel_feature=known,
+        module_feature=ext4.module_feature(),
+        kernel_release=os.uname().release,
+        kernel_advice=advice,
+        volumes=found,
     )
 
 
