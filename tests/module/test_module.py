@@ -3,8 +3,10 @@
 
 import os
 import re
+import shutil
 import subprocess
 
+import debian_image
 import pytest
 import sources
 import stock
@@ -37,6 +39,10 @@ def in_guest(kernel, script, disks, ok=True):
 
 def test_two_ext4_at_once(kernel, disk):
     """Both are loaded and in use: every registered name differs, and the kernel reports no clash."""
+    two_at_once(kernel, disk)
+
+
+def two_at_once(kernel, disk):
     disks = [disk("theirs"), disk("ours", "-O", "itree")]
     fill = "mkdir {0}/d; (cd {0}/d; seq -f 'a-name-that-is-not-short-%g' 5000 | xargs touch); ls -U {0}/d | wc -l; "
     said, log = in_guest(
@@ -133,6 +139,28 @@ def test_builds_for(release, tmp_path):
     said = subprocess.run(["modinfo", tmp_path / "ext4itree.ko"], capture_output=True, text=True, check=True).stdout
     assert re.search(rf"^vermagic: +{re.escape(release)} ", said, re.M), said
     assert re.findall(r"^alias: +(\S+)$", said, re.M) == ["fs-ext4itree"], said
+
+
+@pytest.mark.skipif(not os.environ.get("ITREE_FULL"), reason="takes minutes: ITREE_FULL=1")
+def test_debian_13(disk, tmp_path):
+    """Its DKMS and compiler build the module for its kernel, which then mounts volumes of both kinds."""
+    if os.geteuid():
+        pytest.skip("making a root file system takes root")
+    (tmp_path / "apt.sources").write_text(debian_image.apt_sources(release="trixie"))
+    packages = "linux-image-amd64,linux-headers-amd64,dkms,openssl,initramfs-tools"
+    root = tmp_path / "root"
+    subprocess.run(["mmdebstrap", "--variant=minbase", f"--include={packages}", "--format=directory", "--quiet",
+                    *debian_image.apt_options(), "trixie", root, tmp_path / "apt.sources"], check=True)  # fmt: skip
+    subprocess.run([REPO / "kernel" / "module" / "build", "--source", tmp_path / "source"], check=True)
+    version = re.search(r'PACKAGE_VERSION="(.*)"', (tmp_path / "source" / "dkms.conf").read_text())[1]
+    shutil.copytree(tmp_path / "source", root / "usr" / "src" / f"ext4itree-{version}")
+    (image,) = (root / "boot").glob("vmlinuz-6.12.*")
+    release = image.name.removeprefix("vmlinuz-")
+    script = f"mount -t proc proc /proc; dkms install ext4itree/{version} -k {release}; dkms status"
+    said = subprocess.run(["unshare", "--mount", "chroot", root, "sh", "-ec", script], capture_output=True, text=True,
+                          check=False)  # fmt: skip
+    assert said.returncode == 0 and f"{release}, x86_64: installed" in said.stdout, said
+    two_at_once(stock.Stock(release, root), disk)
 
 
 def test_without_headers_it_says_what_to_install():

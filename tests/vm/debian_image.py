@@ -91,9 +91,11 @@ chroot . sh -c 'cd /srv/debian && apt-get -o APT::Sandbox::User=root download @L
 """
 
 
-def apt_sources(updates=False):
-    """What mmdebstrap is to read: this machine's mirror, in the deb822 form."""
+def apt_sources(updates=False, release=None):
+    """Return what mmdebstrap reads, in the deb822 form: this machine's mirror, and of another release only that one."""
     stanzas = sources.host_stanzas(updates=updates)
+    if release:
+        stanzas = [(uris, [release], signed) for uris, _, signed in stanzas[:1]]
     if not stanzas:
         raise tb.BuildError("found no Debian archive with component main in the APT sources of this machine")
     return "\n".join(
@@ -101,6 +103,12 @@ def apt_sources(updates=False):
         f"Signed-By: {signed.strip() or '/usr/share/keyrings/debian-archive-keyring.gpg'}\n"
         for uris, suites, signed in stanzas
     )
+
+
+def apt_options():
+    """Return mmdebstrap's options for this machine's way to its mirror, such as a proxy."""
+    return [f"--aptopt={path}" for path in sorted(pathlib.Path("/etc/apt/apt.conf.d").glob("*"))
+            if "Acquire::" in path.read_text(errors="replace")]  # fmt: skip
 
 
 def call(*argv, **kwargs):
@@ -124,9 +132,7 @@ def build(recipe, out):
     (out / "customize").write_text("#!/bin/sh\n" + script)
     (out / "customize").chmod(0o755)
     (out / "apt.sources").write_text(apt_sources(recipe.updates))
-    # Proxies and how to reach the mirror are the machine's business.
-    options = [f"--aptopt={path}" for path in sorted(pathlib.Path("/etc/apt/apt.conf.d").glob("*"))
-               if "Acquire::" in path.read_text(errors="replace")]  # fmt: skip
+    options = apt_options()
     if recipe.preseed:
         options.append(f"--essential-hook=printf '{recipe.preseed}\\n' | chroot \"$1\" debconf-set-selections")
     try:
