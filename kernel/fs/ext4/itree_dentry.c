@@ -260,7 +260,9 @@ void ext4_itree_prime(struct ext4_itree_scan *s, struct file *file)
 		return;
 	if (s->cur >= s->prime_to) {
 		s->prime_to = s->cur + PRIME_RUN;
-		s->prime_run = !have_dentries(s, parent);
+		s->prime_run = !have_dentries(s, parent) &&
+			       ext4_itree_make_room(s->dir->i_sb,
+						    PRIME_RUN);
 	}
 	if (!s->prime_run || !ext4_itree_still_true(s))
 		return;

@@ -76,6 +76,7 @@ bool ext4_itree_dir_kept(struct inode *dir);
 void ext4_itree_keep_dir(struct inode *dir);
 u32 ext4_itree_ahead_limit(void);
 unsigned long ext4_itree_memory(void);
+bool ext4_itree_make_room(struct super_block *sb, unsigned int inodes);
 u32 ext4_itree_ahead_inodes(struct super_block *sb, const u32 *ino, u32 nr,
 			    size_t stride, u32 blocks);
 struct buffer_head *ext4_itree_cached_itable(struct super_block *sb, u32 ino);

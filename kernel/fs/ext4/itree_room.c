@@ -66,6 +66,43 @@ unsigned long ext4_itree_memory(void)
 	return pages;
 }
 
+/**
+ * ext4_itree_make_room - have memory reclaimed before a run of inodes is read
+ * @sb: file system
+ * @inodes: how many, at most some hundred
+ *
+ * ext4 allocates inodes and the blocks of their tables with GFP_NOFS, which
+ * cannot evict other inodes.  In a memory control group that is full of inodes,
+ * such a charge finds nothing to reclaim and the OOM killer ends the reader.
+ * Allocations that may evict inodes make room first, and are freed at once.
+ *
+ * May sleep in reclaim; takes no lock.  Returns false if there is no room, and
+ * the run is better left to the reader's own look-ups.
+ */
+bool ext4_itree_make_room(struct super_block *sb, unsigned int inodes)
+{
+	size_t bytes = inodes * (sizeof(struct ext4_inode_info) +
+				 sizeof(struct dentry) + EXT4_INODE_SIZE(sb));
+	struct page *page, *next;
+	LIST_HEAD(pages);
+	bool ok = true;
+	unsigned int i;
+
+	/* Without a limit there is page cache, or the whole machine is short. */
+	if (ext4_itree_memory() >= totalram_pages())
+		return true;
+	for (i = 0; ok && i < DIV_ROUND_UP(bytes, PAGE_SIZE); i++) {
+		page = alloc_page(GFP_KERNEL_ACCOUNT | __GFP_NORETRY |
+				  __GFP_NOWARN);
+		ok = !!page;
+		if (page)
+			list_add(&page->lru, &pages);
+	}
+	list_for_each_entry_safe(page, next, &pages, lru)
+		__free_page(page);
+	return ok;
+}
+
 /*
  * Of a name in a window, but its text: its place and its key, which is there
  * twice while the window is filled.
