@@ -69,12 +69,6 @@ E2FSPROGS_CHANGES = (
 )
 
 
-def pinned(name):
-    """The version of a source that sources.lock names, as 1.47.2, or 6.12 for a series."""
-    (found,) = re.findall(rf"^{re.escape(name)} +(\S+)", (REPO / "sources.lock").read_text(), re.M)
-    return found
-
-
 def change_lines(changes, bullet):
     """The entries of a changelog, wrapped and indented."""
     entries = (*changes, "Built from the sources of that day; git has the history.")

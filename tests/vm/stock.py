@@ -13,7 +13,7 @@ sys.path[:0] = [str(REPO / "packaging" / "sources"), str(REPO / "packaging" / "l
 import sources  # noqa: E402
 import treebuild as tb  # noqa: E402
 
-SERIES = "6.12"
+SERIES = sources.read_lock()["linux"].version
 
 
 class Stock:
