@@ -6,12 +6,14 @@ MAKEFLAGS += --no-print-directory
 PYTHON := build/venv/bin/python
 MEM ?= 1G
 TIMEOUT ?= 600
+# Of the kernels in sources.lock another than the default one.
+OF_BASE = $(addprefix --base ,$(BASE))
 # As it was typed: make leaves the $ in it alone.
 export ITREE_CMD := $(value CMD)
 
 .PHONY: help deps fetch kernel kernel-debug kernel-uml kernel-uml-fast kernel-series kernel-releases e2fsprogs vm demo test lint format clean distclean \
 	srpm rpm repo deb image image-run tools test-packages test-tools test-ansible test-image \
-	module test-module test-stock kernel-uml-early kernel-demo xfstests soak test-core test-sources test-bench test-e2fsprogs test-vm test-kernel test-qemu test-debug test-kernel-debug fuzz-e2fsck
+	module test-module test-stock test-bases kernel-uml-early kernel-demo xfstests soak test-core test-sources test-bench test-e2fsprogs test-vm test-kernel test-qemu test-debug test-kernel-debug fuzz-e2fsck
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -22,17 +24,17 @@ deps: ## install what building and testing need (packages as root; Python tools 
 fetch: ## fetch every pristine source of sources.lock (ITREE_SOURCES=DIR: look there first)
 	@packaging/sources/fetch --all
 
-kernel: ## build the kernel under test into build/kernel/bzImage
-	@kernel/build
+kernel: ## build the kernel under test into build/kernel/bzImage (BASE=7.3: of that series, into build/kernel-7.3)
+	@kernel/build $(OF_BASE) $(if $(BASE),--out build/kernel-$(BASE))
 
 kernel-debug: ## the same with KASAN, lockdep and fault injection into build/kernel-debug (an hour on two cores)
 	@kernel/build --config-extra kernel/config/debug.config --out build/kernel-debug
 
 kernel-uml: ## the same checks in a kernel that is a program of this host, into build/kernel-uml/linux
-	@kernel/build --uml --out build/kernel-uml
+	@kernel/build $(OF_BASE) --uml --out build/kernel-uml$(addprefix -,$(BASE))
 
 kernel-uml-fast: ## such a program without the checks, with XFS and btrfs, into build/kernel-uml-fast/linux: bench/ with ITREE_KERNEL=
-	@kernel/build --uml --fast --out build/kernel-uml-fast
+	@kernel/build $(OF_BASE) --uml --fast --out build/kernel-uml-fast$(addprefix -,$(BASE))
 
 kernel-demo: ## the least that `make demo` runs on, such a program, too, into build/kernel-demo/linux
 	@kernel/build --uml --fast --config-extra kernel/config/demo.config --out build/kernel-demo
@@ -41,10 +43,10 @@ kernel-uml-early: ## such a program, too, whose trees begin at 2 blocks, into bu
 	@kernel/build --uml --fast --tree-from 2 --out build/kernel-uml-early
 
 kernel-series: ## cover letter and patches for the mailing list into build/kernel-series (CHECK=1: compile after each)
-	@kernel/series $(if $(CHECK),--check)
+	@kernel/series $(OF_BASE) $(if $(CHECK),--check)
 
-kernel-releases: ## check that the patches apply to every 6.12.y the package mirror offers, and that fs/ext4 compiles
-	@kernel/releases
+kernel-releases: ## check that the patches apply to every 6.12.y (BASE=7.3: 7.3.y) the package mirror offers, and compile
+	@kernel/releases $(OF_BASE)
 
 e2fsprogs: ## build e2fsprogs into build/e2fsprogs/root
 	@e2fsprogs/build
@@ -113,6 +115,9 @@ test-module: $(PYTHON) e2fsprogs ## ext4itree: built for the distribution's kern
 
 test-stock: $(PYTHON) e2fsprogs ## some of tests/kernel on the distribution's kernel with that module (ITREE_FULL=1: whole groups)
 	@tests/stock
+
+test-bases: $(PYTHON) e2fsprogs ## a tenth of tests/kernel on each other kernel series of sources.lock (ITREE_FULL=1: all; BASE=7.3: that one)
+	@tests/bases $(OF_BASE)
 
 test-debug: $(PYTHON) ## damaged trees, failing disks and memory on the debug kernel: KASAN, UBSAN, lockdep, kmemleak
 	@tests/run tests/kernel -m debug --kernel-image build/kernel-uml/linux

@@ -20,6 +20,7 @@ REPO = pathlib.Path(__file__).resolve().parents[2]
 LOCK = REPO / "sources.lock"
 SUITE = "trixie"  # the Debian release whose sources sources.lock names
 LATER = ("forky", "sid")  # asked for what that release does not have, or not any more
+KERNELS = ("trixie-backports", "sid", "experimental")  # asked for kernels that are newer than that release
 
 
 class SourceError(Exception):
@@ -224,7 +225,7 @@ class Mirror:
     def __init__(self, dest):
         self.dest = pathlib.Path(dest)
         self.dir = self.dest / "apt"
-        self.updated = False
+        self.fetched = []  # (types, suite) whose lists have been fetched
 
     def options(self, private=True):
         opts = ["-qq", "-o", "Acquire::Retries=3", "-o", "Acquire::http::Timeout=60"]
@@ -259,9 +260,15 @@ class Mirror:
             raise SourceError(f"{' '.join(argv[:1])} failed: " + " ".join(errors))
         return res.stdout
 
-    def update(self, later=None):
-        """Fetch the lists of SUITE; if a later suite is named, that of its sources, too."""
-        if self.updated and not later:
+    def update(self, later=None, types="deb-src"):
+        """Fetch the lists of SUITE; if a later suite is named, those of its sources (or of its packages: deb), too.
+
+        Suites of earlier calls stay. Raises SourceError if a list could not be fetched; then the suite is left out.
+        """
+        wanted = [("deb deb-src", SUITE), *self.fetched[1:]]
+        if later and (types, later) not in wanted:
+            wanted.append((types, later))
+        if wanted == self.fetched:
             return
         stanzas = host_stanzas()
         if not stanzas:
@@ -270,26 +277,39 @@ class Mirror:
         for sub in ("sources.d", "lists/partial", "cache/archives/partial"):
             (self.dir / sub).mkdir(parents=True, exist_ok=True)
         text = ""
-        for types, suite in [("deb deb-src", SUITE)] + [("deb-src", later)] * bool(later):
-            text += f"Types: {types}\nURIs: {' '.join(uris)}\nSuites: {suite}\nComponents: main\n"
+        for kinds, suite in wanted:
+            text += f"Types: {kinds}\nURIs: {' '.join(uris)}\nSuites: {suite}\nComponents: main\n"
             if signed:
                 text += f"Signed-By:{signed}\n"
             text += "\n"
         (self.dir / "sources.d" / "itree.sources").write_text(text)
         self.call(["apt-get", *self.options(), "update"])
-        self.updated = True
+        self.fetched = wanted
 
     def versions(self, package):
-        """{version: whether the private lists are what has it}; the host's own lists come first."""
-        found = {}
-        for private in (False, True):
-            if private:
-                self.update()
-            for line in self.call(["apt-cache", *self.options(private), "madison", package]).splitlines():
-                fields = [f.strip() for f in line.split("|")]
-                if len(fields) == 3 and fields[0] == package and not fields[2].endswith("Sources"):
-                    found.setdefault(fields[1], private)
+        """{version: whether the private lists are what has it}; the host's own lists come first.
+
+        If SUITE has no such package, the suites in KERNELS are asked, too.
+        """
+        found = dict.fromkeys(self._listed(package, private=False), False)
+        self.update()
+        if not self._listed(package, private=True):
+            self._update_kernels()
+        for version in self._listed(package, private=True):
+            found.setdefault(version, True)
         return found
+
+    def _update_kernels(self, package=None):
+        """Fetch the lists of KERNELS; if a package is named, only until one of them has it. Returns what failed."""
+        why = []
+        for suite in KERNELS:
+            try:
+                self.update(suite, "deb")
+            except SourceError as err:
+                why.append(f"{suite}: {err}")
+            if package and self._listed(package, private=True):
+                break
+        return why
 
     def download_version(self, package, version, private, into):
         """Path of one version of a package, in a directory that is empty."""
@@ -333,6 +353,24 @@ class Mirror:
         part.replace(path)
         return path
 
+    def _private_package(self, name, into):
+        """Download the newest version of a package that SUITE has, or the first of the suites in KERNELS."""
+        self.update()
+        versions, why = self._listed(name, private=True), []
+        if not versions:
+            why = self._update_kernels(name)
+            versions = self._listed(name, private=True)
+        if not versions:
+            raise SourceError("; ".join([f"no {name} in {SUITE}, {', '.join(KERNELS)}", *why]))
+        # APT by itself takes what the release has, and nothing from suites like experimental.
+        self.call(["apt-get", *self.options(), "download", f"{name}={versions[0]}"], cwd=into)
+
+    def _listed(self, name, private):
+        """Versions of a package in the private lists or in the host's own, the newest first."""
+        listed = self.call(["apt-cache", *self.options(private), "madison", name]).splitlines()
+        rows = [[f.strip() for f in line.split("|")] for line in listed]
+        return [r[1] for r in rows if len(r) == 3 and r[0] == name and not r[2].endswith("Sources")]
+
     def _package(self, source):
         # The host's own lists offer the newest point release; a machine whose
         # lists are empty, or another Debian, is served from the private ones.
@@ -343,8 +381,7 @@ class Mirror:
         try:
             self.call(["apt-get", *self.options(private=False), "download", source.file], cwd=part)
         except SourceError:
-            self.update()
-            self.call(["apt-get", *self.options(), "download", source.file], cwd=part)
+            self._private_package(source.file, part)
         found = _candidates(source, part)
         if not found:
             raise SourceError(f"apt-get download left no {source.file} package")

@@ -45,9 +45,11 @@ def dirs(tmp_path):
 
 def test_the_lock_itself_reads():
     lock = sources.read_lock()
-    assert set(lock) == {"linux", "e2fsprogs", "tar", "rsync", "mkosi", "coreutils"}
-    assert lock["linux"].sha256 is None and lock["linux"].version == "6.12"
-    assert all(s.sha256 for n, s in lock.items() if n != "linux")
+    kernels = {n: lock.pop(n) for n in list(lock) if n.startswith("linux")}
+    assert set(lock) == {"e2fsprogs", "tar", "rsync", "mkosi", "coreutils"}
+    assert kernels["linux"].version == "6.12"
+    assert all(s.sha256 is None and s.file == f"linux-source-{s.version}" for s in kernels.values())
+    assert all(s.sha256 for s in lock.values())
 
 
 @pytest.mark.parametrize(
@@ -257,3 +259,51 @@ def test_what_no_suite_has_is_said(thing, dirs, apt):
     mirror = ListedMirror(dirs[1], {sources.SUITE: {"0.9-1": "thing_0.9.orig.tar.gz"}, "later": {}})
     with pytest.raises(sources.SourceError, match="it offers thing_0.9.orig.tar.gz for thing"):
         sources.fetch(thing, dirs[1], None, mirror)
+
+
+class KernelMirror(sources.Mirror):
+    """A mirror whose APT has one kernel package in each suite of a table {suite: [versions]}; the host has none."""
+
+    def __init__(self, dest, offers):
+        super().__init__(dest)
+        self.offers, self.lists = offers, []
+
+    def call(self, argv, cwd=None):
+        if argv[-1] == "update":
+            text = (self.dir / "sources.d" / "itree.sources").read_text()
+            self.lists = [t.split()[1] for t in text.splitlines() if t.startswith("Suites:")]
+            if missing := [s for s in self.lists if s not in self.offers]:
+                raise sources.SourceError(f"no such suite: {missing[0]}")
+            return ""
+        private = "Dir::Etc::sourcelist=/dev/null" in argv
+        have = [v for s in self.lists * private for v in self.offers.get(s, [])]
+        if "madison" in argv:
+            return "".join(f" {argv[-1]} | {v} | <mirror> Packages\n" for v in have)
+        name, _, version = argv[-1].partition("=")
+        if version not in have:
+            raise sources.SourceError(f"no {argv[-1]}")
+        (pathlib.Path(cwd) / f"{name}_{version}_all.deb").write_bytes(b"kernel")
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("offers", "taken"),
+    [
+        ({sources.SUITE: ["9.9.1-1"], "first": ["9.9.2-1"]}, "9.9.1-1"),
+        ({sources.SUITE: [], "first": [], "second": ["9.9.4-1~bpo1", "9.9.3-1"], "third": ["9.9.5-1"]}, "9.9.4-1~bpo1"),
+        ({sources.SUITE: [], "third": ["9.9~rc7-1"]}, "9.9~rc7-1"),
+    ],
+)
+def test_a_newer_kernel_comes_from_the_first_suite_that_has_it(dirs, apt, monkeypatch, offers, taken):
+    """A mirror need not have all of the suites."""
+    monkeypatch.setattr(sources, "KERNELS", ("first", "second", "third"))
+    source = sources.Source("linux-9.9", "9.9", None, "linux-source-9.9")
+    path = KernelMirror(dirs[1], offers).download(source)
+    assert path.name == f"linux-source-9.9_{taken}_all.deb"
+
+
+def test_a_kernel_that_no_suite_has_is_named_with_them(dirs, apt, monkeypatch):
+    monkeypatch.setattr(sources, "KERNELS", ("first", "second"))
+    source = sources.Source("linux-9.9", "9.9", None, "linux-source-9.9")
+    with pytest.raises(sources.SourceError, match="no linux-source-9.9 in .*, first, second; first: no such suite"):
+        KernelMirror(dirs[1], {sources.SUITE: [], "second": []}).download(source)

@@ -35,7 +35,7 @@ def test_each_point_release_once_the_newest_first(releases):
         "6.13.2-1": True,
         "6.1.100-1": False,
     }
-    found = releases.offered(mirror, "linux-source-6.12")
+    found = releases.offered(mirror, "linux-source-6.12", "6.12")
     assert found == [("6.12.107-1~deb12u1", False), ("6.12.30-1", True), ("6.12.9-1", False)]
 
 
@@ -44,7 +44,7 @@ def test_a_patch_that_does_not_fit_fails(releases, tmp_path, monkeypatch):
     build = tb.load_script(REPO / "kernel" / "build")
     subprocess.run([REPO / "kernel" / "build", "--prepare"], check=True, capture_output=True)
     tree = releases.BUILD / "linux"
-    touched = sorted({t for p in tb.read_series(releases.KERNEL / "patches") for t in _targets(releases, p)})
+    touched = sorted({t for p in build.base_of().patches() for t in _targets(releases, p)})
 
     def unpack(dest):
         for rel in [*touched, "Makefile"]:
@@ -60,7 +60,7 @@ def test_a_patch_that_does_not_fit_fails(releases, tmp_path, monkeypatch):
     archive = tmp_path / "archive"
     archive.write_text("x")
     with pytest.raises(tb.BuildError, match=r"00\d\d-ext4.*\.patch"):
-        releases.check(build, archive, apply_only=True)
+        releases.check(build, archive, apply_only=True, base=build.base_of())
 
 
 def _targets(releases, patch):

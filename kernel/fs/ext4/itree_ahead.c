@@ -84,10 +84,11 @@ static void end_buffers(struct folio *folio, size_t from, size_t len,
 
 	while (bh_offset(bh) < from)
 		bh = bh->b_this_page;
-	/* With the last reference, reclaim may free all buffers of the folio. */
+	/* Once the last one is unlocked, reclaim may free all of the folio. */
 	do {
 		next = bh->b_this_page;
 		from += bh->b_size;
+		put_bh(bh);
 		/* After an error, whoever needs a block reads it alone. */
 		end_buffer_read_sync(bh, uptodate);
 		bh = next;
@@ -376,7 +377,7 @@ static void read_cluster(struct inode *dir, ext4_lblk_t block, u32 blocks)
 	struct buffer_head **bh;
 	ext4_fsblk_t pblk;
 
-	if (!ext4_es_lookup_extent(dir, block, NULL, &es) ||
+	if (!ext4_es_lookup_extent(dir, block, NULL, &es, NULL) ||
 	    !ext4_es_is_written(&es))
 		return;
 	lo = max(round_down(block, blocks), es.es_lblk);

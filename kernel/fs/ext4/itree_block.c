@@ -28,8 +28,7 @@ static u32 node_seed(struct inode *dir, u32 lblk)
 {
 	__le32 n = cpu_to_le32(lblk);
 
-	return ext4_chksum(EXT4_SB(dir->i_sb), EXT4_I(dir)->i_csum_seed,
-			   (u8 *)&n, sizeof(n));
+	return ext4_chksum(EXT4_I(dir)->i_csum_seed, &n, sizeof(n));
 }
 
 static __le32 node_csum(struct super_block *sb, void *data, u32 seed)
@@ -37,7 +36,7 @@ static __le32 node_csum(struct super_block *sb, void *data, u32 seed)
 	u32 len = (u8 *)&itree_tail(data, sb->s_blocksize)->t_checksum -
 		  (u8 *)data;
 
-	return cpu_to_le32(ext4_chksum(EXT4_SB(sb), seed, data, len));
+	return cpu_to_le32(ext4_chksum(seed, data, len));
 }
 
 /**
@@ -90,7 +89,7 @@ struct buffer_head *ext4_itree_cached_block(struct inode *dir,
 	struct extent_status es;
 	struct buffer_head *bh;
 
-	if (!ext4_es_lookup_extent(dir, lblk, NULL, &es))
+	if (!ext4_es_lookup_extent(dir, lblk, NULL, &es, NULL))
 		return ERR_PTR(-EAGAIN);
 	if (!ext4_es_is_written(&es))
 		return NULL;
@@ -148,7 +147,7 @@ static int op_read(struct itree *t, u32 lblk, struct itree_buf *buf)
 		take_bh(buf, bh);
 		return 1;
 	}
-	if (ext4_has_metadata_csum(dir->i_sb) &&
+	if (ext4_has_feature_metadata_csum(dir->i_sb) &&
 	    itree_tail(bh->b_data, t->block_size)->t_checksum !=
 	    node_csum(dir->i_sb, bh->b_data, node_seed(dir, lblk))) {
 		brelse(bh);
@@ -253,7 +252,7 @@ static void set_csum(struct ext4_itree *et, struct itree_buf *buf)
 	struct buffer_head *bh = buf->priv;
 	u32 seed;
 
-	if (!ext4_has_metadata_csum(sb))
+	if (!ext4_has_feature_metadata_csum(sb))
 		return;
 	if (!ext4_handle_valid(et->handle)) {
 		seed = node_seed(et->dir, buf->lblk);

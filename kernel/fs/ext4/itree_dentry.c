@@ -14,6 +14,7 @@
  */
 #include <linux/fs.h>
 #include <linux/dcache.h>
+#include <linux/namei.h>
 #include "ext4.h"
 #include "itree.h"
 #include "itree_glue.h"
@@ -68,9 +69,9 @@ static bool dentry_used(struct inode *dir, u32 ino)
 	}
 	spin_lock(&inode->i_lock);
 	/* An inode that is being freed has something else in i_dentry. */
-	if (inode->i_state & (I_FREEING | I_WILL_FREE))
+	if (inode_state_read(inode) & (I_FREEING | I_WILL_FREE))
 		goto out;
-	hlist_for_each_entry(dentry, &inode->i_dentry, d_u.d_alias) {
+	hlist_for_each_entry(dentry, &inode->i_dentry, d_alias) {
 		spin_lock(&dentry->d_lock);
 		if (d_inode(dentry->d_parent) == dir) {
 			found = true;
@@ -136,7 +137,7 @@ static struct dentry *find_dentry(struct dentry *parent,
 {
 	struct qstr name = QSTR_INIT((const char *)n->name, n->len);
 
-	return d_hash_and_lookup(parent, &name);
+	return try_lookup_noperm(&name, parent);
 }
 
 /* Are most of the next names in the dcache? */
@@ -157,11 +158,11 @@ static bool have_dentries(struct ext4_itree_scan *s, struct dentry *parent)
 	return hits >= (nr + 1) / 2;
 }
 
-static int match_busy(struct inode *inode, unsigned long ino, void *busy)
+static int match_busy(struct inode *inode, u64 ino, void *busy)
 {
 	if (inode->i_ino != ino)
 		return 0;
-	*(bool *)busy = READ_ONCE(inode->i_state) &
+	*(bool *)busy = inode_state_read_once(inode) &
 			(I_NEW | I_FREEING | I_WILL_FREE);
 	return -1;
 }
@@ -214,14 +215,13 @@ static void mark_used(struct dentry *dentry)
 static bool make_dentry(struct ext4_itree_scan *s, struct dentry *parent,
 			const struct scan_name *n)
 {
-	DECLARE_WAIT_QUEUE_HEAD_ONSTACK(wq);
 	struct qstr name = QSTR_INIT((const char *)n->name, n->len);
-	struct dentry *dentry = d_hash_and_lookup(parent, &name);
+	struct dentry *dentry = try_lookup_noperm(&name, parent);
 	u32 every = s->used ? SAMPLE_EVERY : PRIME_TRIAL / SAMPLES;
 	bool ok = true;
 
 	if (!dentry)
-		dentry = d_alloc_parallel(parent, &name, &wq);
+		dentry = d_alloc_parallel(parent, &name);
 	if (IS_ERR(dentry))
 		return false;
 	if (d_in_lookup(dentry)) {

@@ -358,7 +358,7 @@ int ext4_itree_visit_block(struct ext4_itree_visit *v, ext4_lblk_t block)
 	struct inode *dir = v->dir;
 	u32 blocksize = dir->i_sb->s_blocksize, lo = ITREE_KEY_INO(v->lo);
 	u32 hi = ITREE_KEY_INO(v->hi), ino, hash, minor, rlen;
-	bool csum = ext4_has_metadata_csum(dir->i_sb);
+	bool csum = ext4_has_feature_metadata_csum(dir->i_sb);
 	struct ext4_dir_entry_2 *de;
 	struct buffer_head *bh;
 	char *top;

@@ -278,7 +278,7 @@ static void stream_stop(struct ext4_itree_stream *s)
 struct run_file {
 	ext4_fsblk_t pblk;	/* of its first block; 0: leave it out */
 	u32	ino;
-	u32	bytes;		/* whole pages */
+	u32	bytes;		/* whole pages, and whole blocks */
 };
 
 struct file_run {
@@ -343,7 +343,7 @@ static void look_at_inode(struct super_block *sb, struct ext4_inode *raw,
 	    eh->eh_magic != EXT4_EXT_MAGIC || eh->eh_depth || !eh->eh_entries)
 		return;
 	f->pblk = ext4_ext_pblock(EXT_FIRST_EXTENT(eh));
-	f->bytes = round_up(size, PAGE_SIZE);
+	f->bytes = round_up(size, max(PAGE_SIZE, sb->s_blocksize));
 }
 
 /*
@@ -454,9 +454,9 @@ static void read_file(struct file_run *r, const struct run_file *f)
 	    filemap_invalidate_trylock_shared(inode->i_mapping)) {
 		DEFINE_READAHEAD(ractl, NULL, &ra, inode->i_mapping, 0);
 
-		filemap_invalidate_unlock_shared(inode->i_mapping);
 		pages = DIV_ROUND_UP_ULL(i_size_read(inode), PAGE_SIZE);
 		page_cache_ra_unbounded(&ractl, pages, 0);
+		filemap_invalidate_unlock_shared(inode->i_mapping);
 		r->files++;
 		r->bytes += (u64)pages << PAGE_SHIFT;
 	}

@@ -81,7 +81,7 @@ static int free_from(struct inode *dir, ext4_lblk_t first)
 	int err, err2;
 
 	handle = ext4_journal_start(dir, EXT4_HT_TRUNCATE,
-				    ext4_writepage_trans_blocks(dir));
+				    ext4_chunk_trans_extent(dir, 1));
 	if (IS_ERR(handle))
 		return PTR_ERR(handle);
 	down_write(&EXT4_I(dir)->i_data_sem);

@@ -188,8 +188,7 @@ static_assert(sizeof(struct dropped) <= sizeof(struct scan_name));
 
 /* Takes the window off an idle scan, whose reader cannot come in between. */
 static enum lru_status drop_idle(struct list_head *item,
-				 struct list_lru_one *list, spinlock_t *lock,
-				 void *arg)
+				 struct list_lru_one *list, void *arg)
 {
 	struct ext4_itree_scan *s = container_of(item, struct ext4_itree_scan,
 						 idle);
