@@ -152,6 +152,15 @@ def find_problems(text: str, allow=()) -> list[str]:
     return found
 
 
+# The cases of ours that each boot of a kernel under test runs, by suite.
+ITREE_KUNIT = {
+    "ext4_itree_files_test": [
+        f"itree_test_{name}"
+        for name in ("backwards", "busy", "gone", "grows", "hits_begin_nothing", "jitter", "overtaken", "sparse",
+                     "streak", "two_readers", "unused", "wait")
+    ],
+    "ext4_itree_test": [f"itree_test_{name}" for name in ("core", "hash_positions", "hostile", "positions", "room")],
+}  # fmt: skip
 _KUNIT_RESULT = re.compile(r"^( *)(ok|not ok) \d+(?: -)? ?(.*)$")
 _KUNIT_SUBTEST = re.compile(r"^( *)# Subtest: (.*)$")
 

@@ -7,6 +7,7 @@ import math
 import multiprocessing
 import os
 import pathlib
+import re
 
 from kt.cgroups import control_groups, join
 from kt.guest import QUIET, Guest
@@ -77,6 +78,36 @@ def bios(g: Guest) -> None:
         measure(g, where, "lstat", names + g.p["n"] * 256 // g.p["bs"])
     g.listing()
 
+
+def buffers_kib() -> int:
+    """Memory that holds blocks of block devices."""
+    return int(re.search(r"^Buffers: +(\d+) kB", pathlib.Path("/proc/meminfo").read_text(), re.M)[1])
+
+
+def given_back(g: Guest) -> None:
+    """Blocks that a listing has read ahead are no longer held when it has ended: memory reclaim frees them all."""
+    g.mount(QUIET)
+    g.t("fill", "--dir", g.path(), "--model", g.model(), "--n", g.p["n"], "--names", "mixed")
+    for stat in (False, True):
+        g.again(QUIET)
+        g.settle()
+        before = buffers_kib()
+        with os.scandir(g.path()) as entries:
+            for entry in entries:
+                if stat:
+                    os.lstat(entry.path)
+        read = buffers_kib() - before
+        g.settle()
+        left = buffers_kib() - before
+        g.stats |= {f"read_{stat:d}_kib": read, f"left_{stat:d}_kib": left}
+        g.want(read > 1000, f"{read} KiB were read, no test")
+        g.want(left < read // 8, f"{left} of {read} KiB that a listing has read stay in memory")
+    g.listing()
+
+
+case(
+    "reader-buffers", "scans", {"n": 30_000}, size="128M", cost=6, mkfs=("-b", "4096", "-N", "40000", "-m", "0"),
+)(given_back)
 
 for size, count in (("4096", 30000), ("1024", 10000)):
     case(
