@@ -141,26 +141,53 @@ def test_builds_for(release, tmp_path):
     assert re.findall(r"^alias: +(\S+)$", said, re.M) == ["fs-ext4itree"], said
 
 
-@pytest.mark.skipif(not os.environ.get("ITREE_FULL"), reason="takes minutes: ITREE_FULL=1")
-def test_debian_13(disk, tmp_path):
-    """Its DKMS and compiler build the module for its kernel, which then mounts volumes of both kinds."""
+KERNEL_UPDATE = (
+    'chroot "$1" sh -c "apt-get -q -y -t trixie-backports install linux-image-amd64 linux-headers-amd64 && '
+    'apt-get clean"'
+)
+
+
+@pytest.fixture(scope="module")
+def debian_13(tmp_path_factory):
+    """A root of Debian 13 with its kernel and that of backports, both with headers, and DKMS."""
+    if not os.environ.get("ITREE_FULL"):
+        pytest.skip("takes minutes: ITREE_FULL=1")
     if os.geteuid():
         pytest.skip("making a root file system takes root")
-    (tmp_path / "apt.sources").write_text(debian_image.apt_sources(release="trixie"))
+    top = tmp_path_factory.mktemp("debian-13")
+    (top / "apt.sources").write_text(debian_image.apt_sources(release="trixie trixie-backports"))
     packages = "linux-image-amd64,linux-headers-amd64,dkms,openssl,initramfs-tools"
-    root = tmp_path / "root"
     subprocess.run(["mmdebstrap", "--variant=minbase", f"--include={packages}", "--format=directory", "--quiet",
-                    *debian_image.apt_options(), "trixie", root, tmp_path / "apt.sources"], check=True)  # fmt: skip
-    subprocess.run([REPO / "kernel" / "module" / "build", "--source", tmp_path / "source"], check=True)
-    version = re.search(r'PACKAGE_VERSION="(.*)"', (tmp_path / "source" / "dkms.conf").read_text())[1]
-    shutil.copytree(tmp_path / "source", root / "usr" / "src" / f"ext4itree-{version}")
-    (image,) = (root / "boot").glob("vmlinuz-6.12.*")
+                    f"--customize-hook={KERNEL_UPDATE}", *debian_image.apt_options(), "trixie", top / "root",
+                    top / "apt.sources"], check=True)  # fmt: skip
+    subprocess.run([REPO / "kernel" / "module" / "build", "--source", top / "source"], check=True)
+    version = re.search(r'PACKAGE_VERSION="(.*)"', (top / "source" / "dkms.conf").read_text())[1]
+    shutil.copytree(top / "source", top / "root" / "usr" / "src" / f"ext4itree-{version}")
+    return top / "root", version
+
+
+@pytest.mark.parametrize("series", tb.load_script(REPO / "kernel" / "build").bases())
+def test_debian_13(debian_13, disk, series):
+    """Its DKMS and compiler build the module for each of its kernels, which then mounts volumes of both kinds."""
+    root, version = debian_13
+    (image,) = (root / "boot").glob(f"vmlinuz-{series}.*")
     release = image.name.removeprefix("vmlinuz-")
     script = f"mount -t proc proc /proc; dkms install ext4itree/{version} -k {release}; dkms status"
     said = subprocess.run(["unshare", "--mount", "chroot", root, "sh", "-ec", script], capture_output=True, text=True,
                           check=False)  # fmt: skip
     assert said.returncode == 0 and f"{release}, x86_64: installed" in said.stdout, said
     two_at_once(stock.Stock(release, root), disk)
+
+
+def test_a_kernel_of_another_series_is_refused(tmp_path):
+    """The message says what the module is for, and how to read the volume without it."""
+    (tmp_path / "include" / "config").mkdir(parents=True)
+    (tmp_path / "include" / "config" / "kernel.release").write_text("6.1.0-50-amd64\n")
+    (tmp_path / "Makefile").touch()
+    res = subprocess.run([REPO / "kernel" / "module" / "build", "--kernel", tmp_path], capture_output=True, text=True,
+                         check=False)  # fmt: skip
+    assert res.returncode == 1 and "6.12 and 7.3, not for 6.1.0-50-amd64" in res.stderr, res.stderr
+    assert "tune2fs -O ^itree" in res.stderr
 
 
 def test_without_headers_it_says_what_to_install():

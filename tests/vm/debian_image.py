@@ -92,10 +92,13 @@ chroot . sh -c 'cd /srv/debian && apt-get -o APT::Sandbox::User=root download @L
 
 
 def apt_sources(updates=False, release=None):
-    """Return what mmdebstrap reads, in the deb822 form: this machine's mirror, and of another release only that one."""
+    """Return what mmdebstrap reads, in the deb822 form: what this machine has, or other suites of its mirror.
+
+    updates: those of security, too; release: suites such as "trixie trixie-backports", in place of this machine's.
+    """
     stanzas = sources.host_stanzas(updates=updates)
     if release:
-        stanzas = [(uris, [release], signed) for uris, _, signed in stanzas[:1]]
+        stanzas = [(uris, release.split(), signed) for uris, _, signed in stanzas[:1]]
     if not stanzas:
         raise tb.BuildError("found no Debian archive with component main in the APT sources of this machine")
     return "\n".join(
