@@ -83,7 +83,8 @@ static u8 *store_text(struct ext4_itree_scan *s, const u8 *name, u32 len)
 			return NULL;
 		s->text_taken += bytes;
 		c->next = s->text;
-		c->size = bytes - sizeof(*c);
+		/* Hashing reads whole words, also of the last name. */
+		c->size = bytes - sizeof(*c) - sizeof(long);
 		c->used = 0;
 		s->text = c;
 	}
