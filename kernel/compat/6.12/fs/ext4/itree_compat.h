@@ -22,13 +22,23 @@
 
 #define ext4_chksum(crc, data, len)	crc32c(crc, data, len)
 
-/* For directories, whose blocks are journaled one by one. */
-#define ext4_chunk_trans_extent(inode, blocks)			\
-	ext4_writepage_trans_blocks(inode)
+/* 6.12 has it for the blocks of a page, which are not fewer than one. */
+static inline int itree_compat_trans_extent(struct inode *inode, int blocks)
+{
+	return ext4_writepage_trans_blocks(inode);
+}
+
+#define ext4_chunk_trans_extent		itree_compat_trans_extent
 
 /* The sequence number at @seq, which 6.12 does not have, is not returned. */
-#define ext4_es_lookup_extent(inode, lblk, next, es, seq)	\
-	ext4_es_lookup_extent(inode, lblk, next, es)
+static inline int itree_compat_es_lookup(struct inode *inode, ext4_lblk_t lblk,
+					 ext4_lblk_t *next,
+					 struct extent_status *es, u64 *seq)
+{
+	return ext4_es_lookup_extent(inode, lblk, next, es);
+}
+
+#define ext4_es_lookup_extent		itree_compat_es_lookup
 
 static inline unsigned long inode_state_read(struct inode *inode)
 {
