@@ -169,7 +169,7 @@ static void itree_test_core(struct kunit *test)
 	itree_close(&tt->t);
 }
 
-/* A block that is not a node is refused, and the reason is told. */
+/* A block that is not a node is refused, with the reason. */
 static void itree_test_hostile(struct kunit *test)
 {
 	struct test_tree *tt;
@@ -206,7 +206,7 @@ static void itree_test_room(struct kunit *test)
 	s[0].total = (1 << 30) / 300;
 	long_names = ext4_itree_window_limit(&s[0]);
 	s[0].total = s[1].total;
-	/* What was met counts more than what the size of the directory says. */
+	/* Names that were met count more than the size of the directory. */
 	s[0].text_names = 1000;
 	s[0].text_bytes = 250000;
 	KUNIT_EXPECT_LE(test, ext4_itree_window_limit(&s[0]), long_names);

@@ -38,8 +38,8 @@ enum ext4_itree_stat {
 };
 
 /*
- * What memory holds of a directory besides its inode, allocated when the first
- * of it is wanted.  What writers tell readers follows it, see itree_open.c.
+ * State of a directory besides its inode, allocated on first use.  The log that
+ * writers keep for readers follows it, see itree_open.c.
  */
 struct ext4_itree_dir {
 	struct ext4_itree_builder *builder;	/* changes under i_rwsem */
@@ -47,7 +47,7 @@ struct ext4_itree_dir {
 	u16	missed;		/* blocks that had to be read, itree_ahead.c */
 };
 
-/* What ext4_itree_entry_key() says when there is no key to tell. */
+/* ext4_itree_entry_key() returns this for entries without a key. */
 #define EXT4_ITREE_NO_KEY	0ULL		/* the directory has no tree */
 #define EXT4_ITREE_BAD_KEY	1ULL		/* the tree cannot be read */
 
@@ -126,7 +126,7 @@ static inline struct ext4_itree_dir *ext4_itree_dir(struct inode *dir)
 	return smp_load_acquire(&EXT4_I(dir)->i_itree_dir);
 }
 
-/* Whoever builds or drops the tree; i_rwsem held. */
+/* For tasks that build or drop the tree; i_rwsem held. */
 static inline struct ext4_itree_builder *ext4_itree_builder(struct inode *dir)
 {
 	struct ext4_itree_dir *d = ext4_itree_dir(dir);

@@ -89,7 +89,7 @@ static void end_buffers(struct folio *folio, size_t from, size_t len,
 		next = bh->b_this_page;
 		from += bh->b_size;
 		put_bh(bh);
-		/* After an error, whoever needs a block reads it alone. */
+		/* After an error, readers read the blocks one by one. */
 		end_buffer_read_sync(bh, uptodate);
 		bh = next;
 	} while (from < end);
@@ -107,9 +107,9 @@ static void batch_end_io(struct bio *bio)
 /*
  * Gets the buffer of a block that has to be read.  Unlike
  * ext4_sb_breadahead_unmovable() this may reclaim: the readahead of a scan is
- * of most use where memory is short, and what it does not get is read block by
- * block in a moment.  It locks nothing, as another task would then wait for
- * the block while this one waits for memory.
+ * of most use where memory is short, and blocks that get no buffer are soon
+ * read one by one.  It locks nothing: another task would wait for the block
+ * while this one waits for memory.
  */
 static struct buffer_head *get_unread(struct super_block *sb, ext4_fsblk_t pblk,
 				      bool keep)
@@ -183,7 +183,7 @@ static void read_buffers(struct buffer_head **bh, u32 nr, blk_opf_t opf)
 	}
 }
 
-/* Returns NULL without memory: what is needed is then read block by block. */
+/* Returns NULL without memory; the blocks are then read one by one. */
 static struct batch *batch_alloc(struct super_block *sb, bool keep)
 {
 	struct request_queue *q = bdev_get_queue(sb->s_bdev);
@@ -405,19 +405,18 @@ static void read_cluster(struct inode *dir, ext4_lblk_t block, u32 blocks)
 }
 
 /**
- * ext4_itree_ahead_miss - a block of a directory has to be read: others, too?
+ * ext4_itree_ahead_miss - read neighbours of a directory block that is missing
  * @dir: directory with a tree
  * @block: logical block that is not in memory
  *
- * Inode order is not hash order: who looks many names up in it touches the
- * directory's blocks at random, and where these have been pushed out of
- * memory, or never were there, each would be a read of its own.
+ * Looking names up in any order but the directory's own, such as inode order,
+ * reads its blocks at random.  Blocks that have been evicted, or were never
+ * read, would cost one request each.
  *
- * What comes along must not keep anybody waiting: it is what the same request
- * can bring, and nothing if i_rwsem is held for a change of the directory, or
- * if somebody waits for it.  Names that are looked up now and then do not
- * start it, nor does a directory that memory does not hold, where the
- * neighbours would be gone before their turn.
+ * The neighbours must not delay other tasks.  So they come with the same
+ * request, and are left out while a task changes the directory or waits to
+ * change it.  Occasional look-ups do not start this.  Nor do directories
+ * larger than memory, where the neighbours would be evicted before use.
  */
 void ext4_itree_ahead_miss(struct inode *dir, ext4_lblk_t block)
 {
@@ -599,7 +598,7 @@ void ext4_itree_load_inode(struct inode *dir, u32 ino)
 	if (bh)
 		return;
 	inode_unlock_shared(dir);
-	/* An error is met again by whoever looks at the inode. */
+	/* Readers of the inode will meet the error again. */
 	bh = ext4_sb_bread(sb, block, META_READ);
 	if (!IS_ERR(bh))
 		brelse(bh);

@@ -23,7 +23,7 @@
  */
 #define BH_ITREE_SEED	(BH_BITMAP_UPTODATE + 1)
 
-/* What the checksum of a node begins with. */
+/* Returns the seed of a node's checksum. */
 static u32 node_seed(struct inode *dir, u32 lblk)
 {
 	__le32 n = cpu_to_le32(lblk);
@@ -164,7 +164,7 @@ static void op_checked(struct itree *t, struct itree_buf *buf)
 	set_buffer_verified((struct buffer_head *)buf->priv);
 }
 
-/* Without a journal nobody would call the trigger. */
+/* Without a journal, the trigger is never called. */
 static enum ext4_journal_trigger_type trigger(struct ext4_itree *et)
 {
 	return ext4_handle_valid(et->handle) ? EXT4_JTR_ITREE : EXT4_JTR_NONE;
@@ -259,12 +259,12 @@ static void set_csum(struct ext4_itree *et, struct itree_buf *buf)
 		tail->t_checksum = node_csum(sb, buf->data, seed);
 		return;
 	}
-	/* Still there?  A node that begins anew is cleared. */
+	/* Is the seed still there?  A node that is formatted again is cleared. */
 	if (test_bit(BH_ITREE_SEED, &bh->b_state) && tail->t_checksum)
 		return;
 	tail->t_checksum = cpu_to_le32(node_seed(et->dir, buf->lblk));
 	set_bit(BH_ITREE_SEED, &bh->b_state);
-	/* Nobody may ask for the checksum before it is there. */
+	/* The checksum must be there before it is verified. */
 	set_buffer_verified(bh);
 }
 
@@ -393,7 +393,7 @@ int ext4_itree_format(struct ext4_itree *et, handle_t *handle,
 			    hash_version);
 }
 
-/* Closes the tree and adds what it did to the file system's counters. */
+/* Closes the tree and adds its counts to those of the file system. */
 void ext4_itree_close(struct ext4_itree *et)
 {
 	ext4_itree_count(et->dir->i_sb, EXT4_ITREE_SPLITS, et->t.splits);

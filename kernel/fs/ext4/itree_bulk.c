@@ -292,8 +292,8 @@ static int verify_free(struct verify *v, const struct itree_info *info)
  *
  * Reads every block of the tree once and checks structure, order, key count,
  * and that each block of the segment is in the tree or on the free list,
- * once.  Whether the keys are those of the directory is for the caller to
- * find out, by report->keys and report->hash.
+ * once.  The caller compares report->keys and report->hash with the
+ * directory's names.
  *
  * Returns 0, -ITREE_CORRUPT with t->why and t->why_lblk set, or another
  * negative error.

@@ -329,13 +329,13 @@ int itree_format(struct itree *t, const struct itree_ops *ops, void *priv,
 	return err;
 }
 
-/* Releases what the open tree holds. */
+/* Releases the buffers of an open tree. */
 void itree_close(struct itree *t)
 {
 	itree_put(t, &t->root);
 }
 
-/* Tells what the root of an open tree says. */
+/* Reports the contents of the root of an open tree. */
 void itree_get_info(struct itree *t, struct itree_info *info)
 {
 	const struct itree_root_info *r = node_info(&t->root);

@@ -8,9 +8,9 @@
  * verify) may run at once; format, bulk load, reserve, insert and delete need
  * the tree to themselves.
  *
- * Errors are negative errno values.  -ITREE_CORRUPT means that what was read
- * breaks a rule of the format; t->why and t->why_lblk then say which and
- * where.  A modifying call that fails has left the tree as it was, unless
+ * Errors are negative errno values.  -ITREE_CORRUPT means that a block breaks
+ * a rule of the format; t->why and t->why_lblk then hold the rule and the
+ * block.  A modifying call that fails has left the tree as it was, unless
  * t->torn is set: then the caller must stop using the tree and drop it.
  */
 #ifndef ITREE_CORE_H
@@ -28,7 +28,7 @@
 
 struct itree;
 
-/* One block in memory.  data and priv belong to whoever filled them. */
+/* One block in memory.  data and priv belong to read() or grow(). */
 struct itree_buf {
 	void	*data;		/* block_size bytes, or NULL: empty buf */
 	void	*priv;		/* for the block operations */
@@ -36,13 +36,13 @@ struct itree_buf {
 };
 
 /*
- * What the core asks of its home.
+ * Operations that the embedding code provides.
  *
  * read:    fill @buf with logical block @lblk.  Verifies the checksum.
  *          Returns 0 for a block not looked at since it came from disk,
  *          1 for one that passed itree's checks since (then the order of its
  *          entries is not checked again).
- * checked: may be NULL; told that @buf passed the checks.
+ * checked: may be NULL; called when @buf has passed the checks.
  * grow:    map @lblk (or take it as it is, if it is mapped already) and fill
  *          @buf with a zeroed block that may be modified at once.
  * access:  @buf is about to be modified (journal write access).  Must not
@@ -51,7 +51,7 @@ struct itree_buf {
  * release: undo read or grow.
  * alloc, free: zeroed memory for itree_verify().
  * relax:   may be NULL.  itree_verify() calls it once a node, so that the
- *          home can let other tasks run.  A bulk load does not: its "next" can.
+ *          caller can let other tasks run.  A bulk load does not: its "next" can.
  */
 struct itree_ops {
 	int	(*read)(struct itree *t, u32 lblk, struct itree_buf *buf);
@@ -79,7 +79,7 @@ struct itree {
 	u32		merges;		/* nodes merged or removed since open */
 };
 
-/* What the root says of the tree. */
+/* Contents of the root. */
 struct itree_info {
 	u64	keys;
 	u32	blocks;		/* of the segment, root and free nodes included */
@@ -104,7 +104,7 @@ struct itree_cursor {
 	struct itree_step step[ITREE_MAX_DEPTH];
 };
 
-/* What itree_verify() found. */
+/* Result of itree_verify(). */
 struct itree_report {
 	u64	keys;
 	u64	hash;		/* itree_hash_key() of all keys, summed */

@@ -8,9 +8,9 @@
  * inode of what it returns, so it makes the dentries itself, as nfs and fuse
  * do for readdirplus, and look-ups end in the dcache.
  *
- * Nobody says that he will look at inodes.  The reader is watched instead:
- * did he use what he got last time?  The first dentries are few, and who does
- * not use them gets none for a while.
+ * Readers do not announce that they will look at inodes.  The scan checks
+ * whether the dentries it made last time were used.  The first dentries are
+ * few, and readers that do not use them get none for a while.
  */
 #include <linux/fs.h>
 #include <linux/dcache.h>
@@ -25,11 +25,11 @@
 /* Names that one look into the dcache stands for, and its samples. */
 #define PRIME_RUN	256U
 #define PRIME_LOOKS	4U
-/* Of a reader who has not used any yet. */
+/* The same for a reader that has not used any yet. */
 #define PRIME_TRIAL	64U
-/* Every so many names, one is kept to see what the reader does with it. */
+/* One in so many names is a sample: did the reader use its dentry? */
 #define SAMPLE_EVERY	64U
-/* Calls to sit out after dentries that nobody used, at most. */
+/* The most calls to skip after dentries that were not used. */
 #define WARY_MAX	15U
 
 static void take_sample(struct ext4_itree_scan *s, u32 ino)
@@ -86,8 +86,8 @@ out:
 }
 
 /*
- * Reclaim takes the mark off dentries that it passes by, so that who has used
- * them before may once seem not to have.
+ * Reclaim clears the mark of dentries that it scans.  So a reader that has used
+ * its dentries before may seem idle once.
  */
 static bool judge_reader(struct ext4_itree_scan *s, bool used)
 {
@@ -105,10 +105,10 @@ static bool judge_reader(struct ext4_itree_scan *s, bool used)
 }
 
 /**
- * ext4_itree_watch_reader - did the reader look at the inodes he got names of?
+ * ext4_itree_watch_reader - check whether the reader looks at inodes
  * @s: the scan, at the start of a call
  *
- * Where the last call made no dentries, an inode in memory says so.
+ * If the last call made no dentries, inodes in memory are the sign.
  */
 void ext4_itree_watch_reader(struct ext4_itree_scan *s)
 {
@@ -120,7 +120,7 @@ void ext4_itree_watch_reader(struct ext4_itree_scan *s)
 			used += dentry_used(s->dir, s->samples[i]);
 		s->stats = judge_reader(s, used >= (nr + 1) / 2);
 	} else if (nr) {
-		/* They may be there from before, and he only wants names. */
+		/* They may be older, and the reader may want names only. */
 		s->stats = !s->pause && ext4_itree_cached(sb, s->samples, nr,
 							  sizeof(u32));
 		s->pause -= !!s->pause;
@@ -168,7 +168,7 @@ static int match_busy(struct inode *inode, u64 ino, void *busy)
 }
 
 /**
- * ext4_itree_inode_busy - is somebody reading this inode, or evicting it?
+ * ext4_itree_inode_busy - check whether an inode is being read or evicted
  * @sb: file system
  * @ino: the inode's number
  *
@@ -202,8 +202,8 @@ static bool fill_dentry(struct inode *dir, struct dentry *dentry, u32 ino)
 }
 
 /*
- * Reclaim gives a second chance to what has been used, which the names before
- * this one have been, and would take it before them.
+ * Reclaim gives dentries that have been used a second chance.  Those of earlier
+ * names have been used, so an unmarked new one would be reclaimed before them.
  */
 static void mark_used(struct dentry *dentry)
 {
@@ -248,8 +248,8 @@ out:
  * @s: the scan, at that name
  * @file: its directory, i_rwsem held shared
  *
- * Only for a reader who is going to look it up, and while nobody waits to
- * change the directory.  No error: without the dentry, all is as before.
+ * Only for readers that will look it up, and while no task waits to change the
+ * directory.  Failure is not an error: the look-up will make the dentry.
  */
 void ext4_itree_prime(struct ext4_itree_scan *s, struct file *file)
 {

@@ -37,7 +37,7 @@
 
 /* Blocks read ahead of a pass over all of a large directory. */
 #define AHEAD		256U
-/* Blocks visited under i_rwsem before it is left to whoever waits for it. */
+/* Blocks to visit before i_rwsem is offered to waiters. */
 #define HOLD_BLOCKS	8U
 
 static_assert(EXT4_ITREE_NR_STATS ==
@@ -105,7 +105,7 @@ void ext4_itree_bad(struct inode *dir, int err, const struct itree *t)
  * ext4_itree_drop - take the tree away from a directory
  * @handle: of the operation that could not keep it
  * @dir: i_rwsem held exclusively
- * @why: for the log, or NULL if the error has been told already
+ * @why: for the log, or NULL if the error has been logged
  *
  * The blocks of the segment stay with the directory, unused, until it is
  * removed or e2fsck frees them or builds a new tree there.
@@ -231,8 +231,8 @@ void ext4_itree_reserve_rename(handle_t *handle, struct inode *old_dir,
 /**
  * ext4_itree_hash_version - hash version of a directory's names
  * @dir: directory
- * @version: set to what the htree's root says, or to the file system's own
- *	for directories without one
+ * @version: set to that of the htree's root, or to the file system's own for
+ *	directories without an htree
  */
 int ext4_itree_hash_version(struct inode *dir, u8 *version)
 {
@@ -470,7 +470,7 @@ static int next_key(void *arg, u64 *key)
 	return 0;
 }
 
-/* Blocks of a tree: the root, full nodes, and what the first insert takes. */
+/* Blocks of a tree: root, full nodes, and nodes for the first insert. */
 static u32 tree_blocks(struct inode *dir, u32 keys)
 {
 	return itree_bulk_blocks(dir->i_sb->s_blocksize, keys) + 3;

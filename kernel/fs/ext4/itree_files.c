@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Reading small files ahead of whoever reads a directory's files in inode order.
+ * Reading small files ahead of readers that read a directory in inode order.
  *
  * A file has a reading direction: readahead brings the next pages of a reader
  * that goes on.  A directory with a tree has one, too, inode order.  Backups,
@@ -13,8 +13,8 @@
  * the next keys are then read in the order of the disk, neighbours in one
  * request.  When the reader comes near the end of such a run and has used it,
  * a longer one follows, up to a share of the memory that the reader's control
- * group may take.  A reader that leaves the order, or does not
- * find in memory what was read for it, is not followed any longer.
+ * group may take.  A reader that leaves the order, or whose
+ * files are evicted before it reads them, is not followed any longer.
  *
  * Runs are read by the reader, at the end of its read, with no lock of the
  * file's held: memory, I/O priority and I/O limits are those of the reader.
@@ -61,7 +61,7 @@
 #define RUN_SURE	1024U
 /* Of the memory, what one run may take. */
 #define RUN_SHARE	4
-/* What an inode and its name take in memory, besides pages. */
+/* Memory of an inode and its dentry, without pages. */
 #define INODE_BYTES	(sizeof(struct ext4_inode_info) + sizeof(struct dentry))
 /* The next run is due when so much of this one is left: an eighth. */
 #define LEFT_SHARE	8
@@ -110,7 +110,7 @@ struct ext4_itree_streams {
 	struct ext4_itree_stream stream[STREAMS];
 };
 
-/* How far @ino is from what the reader does; ~0 if it is not this reader. */
+/* Returns how far @ino is from the stream, ~0 if it is not part of it. */
 static u32 distance(const struct ext4_itree_stream *s, u32 ino)
 {
 	u32 top = max(s->last, s->end);
@@ -161,7 +161,7 @@ static bool run_paid(struct ext4_itree_stream *s)
 		return s->tries <= TRIES_MAX;
 	if (reads < s->due / 2)
 		return false;
-	/* What is gone before its turn was too much for the memory. */
+	/* Files evicted before use: the run was too large for memory. */
 	if (s->missed > STREAK + reads / MISSED_SHARE)
 		s->most = max(s->run - s->run / 4, RUN_MIN);
 	s->run = min(s->run * (s->run < RUN_SURE ? 2 : 4), s->most);
@@ -226,8 +226,8 @@ static struct ext4_itree_stream *stream_note(struct ext4_itree_streams *t,
  * @mark: inode number whose read wants the next one
  * @due: files of the run below the mark
  *
- * While one thread of the reader reads ahead, others go on.  What they have
- * come past meanwhile is not due any more.
+ * While one thread of the reader reads ahead, others go on.  Files that they
+ * have passed meanwhile are not due any more.
  */
 static void stream_go_on(struct ext4_itree_stream *s, u32 from, u32 end,
 			 u32 mark, u32 due)
@@ -265,7 +265,7 @@ static void stream_wait(struct ext4_itree_stream *s, u32 end)
  * stream_stop - nothing could be read ahead
  * @s: the reader, locked
  *
- * It has to begin anew.
+ * A new streak is needed.
  */
 static void stream_stop(struct ext4_itree_stream *s)
 {
@@ -434,8 +434,8 @@ static bool wants_ahead(struct inode *inode)
 }
 
 /*
- * Starts reading a file.  An inode that is being read or evicted is left alone,
- * and so is one whose pages somebody keeps from being added.
+ * Starts reading a file.  Skips inodes that are being read or evicted, and
+ * those whose invalidate_lock is held exclusively.
  */
 static void read_file(struct file_run *r, const struct run_file *f)
 {
@@ -571,7 +571,7 @@ static struct ext4_itree_streams *make_streams(struct inode *dir)
 	spin_lock_init(&t->lock);
 	if (cmpxchg_release(&d->streams, NULL, t)) {
 		kfree(t);
-		/* Pairs with somebody else's. */
+		/* Another task was faster: pairs with its cmpxchg_release(). */
 		t = smp_load_acquire(&d->streams);
 	}
 	return t;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Small files read ahead of whoever reads them in inode order: itree_files.c. */
+/* Reading small files ahead of readers in inode order: itree_files.c. */
 #ifndef _EXT4_ITREE_FILES_H
 #define _EXT4_ITREE_FILES_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* What the files of the tree in ext4 share, and nothing else includes. */
+/* Declarations that only the files of the itree in ext4 share. */
 #ifndef _EXT4_ITREE_GLUE_H
 #define _EXT4_ITREE_GLUE_H
 

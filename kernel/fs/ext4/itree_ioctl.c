@@ -23,7 +23,7 @@ bool ext4_itree_possible(struct inode *dir)
 	       !ext4_has_inline_data(dir);
 }
 
-/* A tree that does not hold what it should: not an error of the call. */
+/* A tree with wrong contents is a result, not an error of the call. */
 static int note_bad(struct ext4_itree_args *a, int err, const struct itree *t)
 {
 	const char *why = t->why;
@@ -248,7 +248,7 @@ static int check_args(const struct ext4_itree_args *a)
 	return 0;
 }
 
-/* Leaves what the caller gave and clears what the call will say. */
+/* Keeps the caller's fields and clears those of the result. */
 static void clear_results(struct ext4_itree_args *a)
 {
 	memset_startat(a, 0, ia_state);
@@ -297,7 +297,7 @@ int ext4_ioctl_itree(struct file *file, void __user *arg)
 		return -EOPNOTSUPP;
 	if (ext4_forced_shutdown(dir->i_sb))
 		return -EIO;
-	/* What reads everything keeps writers out meanwhile. */
+	/* Reading everything keeps writers out. */
 	if ((a.ia_op != EXT4_ITREE_OP_STAT ||
 	     (a.ia_flags & EXT4_ITREE_VERIFY)) &&
 	    !inode_owner_or_capable(file_mnt_idmap(file), dir))

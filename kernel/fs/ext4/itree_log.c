@@ -40,7 +40,7 @@ u8 ext4_itree_builder_version(struct inode *dir)
 /**
  * ext4_itree_builder_stop - the builder cannot follow this directory
  * @dir: any directory, i_rwsem held exclusively
- * @err: what the build fails with
+ * @err: error that ends the build
  */
 void ext4_itree_builder_stop(struct inode *dir, int err)
 {
@@ -83,7 +83,7 @@ void ext4_itree_log(struct inode *dir, u64 key, bool gone)
 	b->logged++;
 }
 
-/* Forgets what has been logged; leaves an empty log. */
+/* Empties a log. */
 void ext4_itree_free_log(struct list_head *log)
 {
 	struct log_chunk *c, *tmp;
@@ -112,7 +112,7 @@ int ext4_itree_check_stop(struct ext4_itree_builder *b)
 }
 
 /**
- * ext4_itree_let_freeze - do not keep those who freeze the file system waiting
+ * ext4_itree_let_freeze - let the file system be frozen
  * @b: builder; no locks and no handle held
  *
  * Sleeps while the file system is frozen.  Returns 0 or a negative error;
@@ -224,7 +224,7 @@ stop:
 }
 
 /**
- * ext4_itree_apply_log - let the tree follow what has been logged
+ * ext4_itree_apply_log - apply logged changes to the tree
  * @b: builder
  * @log: from ext4_itree_take_log(); empty afterwards
  * @locked: i_rwsem is held
@@ -248,7 +248,7 @@ int ext4_itree_apply_log(struct ext4_itree_builder *b, struct list_head *log,
 	return min(err, 0);
 }
 
-/* Takes what has been logged, i_rwsem held exclusively. */
+/* Takes the log; i_rwsem held exclusively. */
 void ext4_itree_take_log(struct ext4_itree_builder *b, struct list_head *log)
 {
 	list_replace_init(&b->log, log);

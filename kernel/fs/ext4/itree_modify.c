@@ -188,9 +188,9 @@ static int insert_access(struct itree *t, struct insert *in)
 
 /*
  * Two directories of a hostile image may share a node.  Each changes it under
- * its own lock, so the node may change between the plan and the change.  No
- * entry is moved before the move is known to stay inside the block: by @level
- * of the plan and by a count that is read once, not by what the node says.
+ * its own lock, so the node may change between the plan and the change.  Each
+ * move is checked to stay inside the block: by @level of the plan and by a
+ * count that is read once, not by the node's current fields.
  */
 static int node_changed(struct itree *t, const struct itree_buf *b)
 {
@@ -506,7 +506,7 @@ static int delete_plan(struct delete *d)
 		}
 		if (l->action == KEEP)
 			break;
-		/* Which entry of the parent goes? */
+		/* Choose the entry of the parent to remove. */
 		l[1].pos = s[1].pos + (l->action == FROM_RIGHT);
 	}
 	d->top = level;

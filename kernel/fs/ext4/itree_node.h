@@ -111,7 +111,7 @@ int itree_node_dirty(struct itree *t, struct itree_buf *b, int err);
 int itree_node_put_entry(struct itree *t, struct itree_buf *b, u32 level,
 			 u32 pos, u64 key, u32 child);
 
-/* Which equal key a descent is after. */
+/* The one of equal keys that a descent looks for. */
 enum itree_side { ITREE_FIRST, ITREE_AFTER };
 
 u32 itree_node_search(const struct itree_buf *b, u64 key,

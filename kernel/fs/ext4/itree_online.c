@@ -4,15 +4,15 @@
  *
  * The keys are gathered in hash order, one leaf of the htree at a time, under
  * the shared i_rwsem.  The builder's cursor is the hash up to which all names
- * have been gathered; changes to names below it are logged by those who make
- * them, changes above it will be met.  Both see the cursor under i_rwsem.
+ * have been gathered.  Writers log changes to names below it; the builder will
+ * meet those above it.  Both read the cursor under i_rwsem.
  *
- * The tree is then loaded and the log applied without i_rwsem: nobody else
- * looks at the segment while the ITREE flag is off and a builder registered,
- * and i_data_sem protects the extent map, as it does under writeback.  What
- * has been logged meanwhile is applied in rounds; the last and short one and
- * the setting of the flag shut writers out.  Until then a crash leaves an
- * unused segment, which the next build or e2fsck frees.
+ * The tree is then loaded and the log applied without i_rwsem: no other task
+ * uses the segment while the ITREE flag is off and a builder registered, and
+ * i_data_sem protects the extent map, as it does under writeback.  Changes
+ * logged meanwhile are applied in rounds; the last, short round and the
+ * setting of the flag exclude writers.  Until then a crash leaves an unused
+ * segment, which the next build or e2fsck frees.
  */
 #include <linux/fs.h>
 #include <linux/buffer_head.h>
@@ -98,7 +98,7 @@ static int free_from(struct inode *dir, ext4_lblk_t first)
 
 /*
  * Frees all blocks of the segment, from its end, some at a time.  The ITREE
- * flag is off and the builder registered, so nobody looks at them.
+ * flag is off and the builder registered, so no other task uses them.
  */
 static int free_segment(struct ext4_itree_builder *b)
 {
@@ -220,7 +220,7 @@ static int load_more(struct ext4_itree *et)
 
 	if (!ext4_itree_used_up(et->handle))
 		return 0;
-	/* Before the handle is gone: the core still writes what it has. */
+	/* Check while there is a handle: after an error, the core still writes. */
 	err = ext4_itree_check_stop(l->b);
 	if (err)
 		return err;
@@ -263,7 +263,7 @@ static int load(struct ext4_itree_builder *b)
 	blocks = itree_bulk_blocks(b->dir->i_sb->s_blocksize, b->keys.nr);
 	if (!blocks)
 		return -EFBIG;
-	/* What the first insert will want. */
+	/* Nodes for the first insert. */
 	blocks += 3;
 	if (percpu_counter_compare(&sbi->s_freeclusters_counter,
 				   EXT4_NUM_B2C(sbi, blocks) + 32) < 0)
@@ -292,8 +292,8 @@ static int load(struct ext4_itree_builder *b)
 /* --- catching up --- */
 
 /*
- * Whoever lists the directory from now on gets another order.  NFS clients keep
- * what they have read until the directory says that it has changed.
+ * Listings get another order from now on.  NFS clients cache the old one until
+ * the directory's change attribute changes.
  */
 static void order_changed(struct inode *dir)
 {
@@ -480,7 +480,7 @@ int ext4_itree_build_online(struct file *file, struct ext4_itree_args *a)
 			err = load(&b);
 		if (!err)
 			err = catch_up(&b);
-		/* What cannot be freed now is left to e2fsck. */
+		/* e2fsck frees blocks that cannot be freed now. */
 		if (err && b.can_write)
 			free_segment(&b);
 		if (!err)

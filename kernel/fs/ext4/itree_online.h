@@ -32,8 +32,8 @@ bool ext4_itree_keys_next(struct ext4_itree_keys *k, u64 *key);
 void ext4_itree_keys_free(struct ext4_itree_keys *k);
 
 /*
- * Registered in the directory's inode; what is not said to be others' belongs
- * to the building task.
+ * Registered in the directory's inode.  Fields belong to the building task
+ * unless their comments name another owner.
  */
 struct ext4_itree_builder {
 	struct file	*file;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * What writers tell readers: the passes over a directory that have begun, and
- * the names that have got another inode meanwhile.
+ * How readers learn of renames: the passes over a directory that have begun,
+ * and the names that have got another inode since.
  *
  * In inode order, rename() over a name, RENAME_EXCHANGE and RENAME_WHITEOUT
  * give a name that exists all the time another place, and a pass that has not
@@ -19,8 +19,8 @@
  * A pass outlives the open file.  File servers in user space open a directory
  * for each request and seek to a position that they were given earlier.  The
  * position has the number of its pass (itree_pos.c), by which the next file
- * continues the pass.  A pass that is not known any more is continued by a
- * new one in hash order.
+ * continues the pass.  A pass that has been forgotten is continued by a new
+ * one in hash order.
  */
 #include <linux/bitmap.h>
 #include <linux/fs.h>
@@ -38,8 +38,8 @@
 #define PASSES_MAX	64U
 #define OVER_MAX	4U
 /*
- * A directory whose readers open it anew gives hash order to those that begin,
- * for so long after the last one and from so many on.
+ * Where readers open the directory for each call, new passes get hash order:
+ * from so many readers on, and for so long after the last one.
  */
 #define ANEW_FOR	(600 * HZ)
 #define ANEW_MIN	2U
@@ -48,7 +48,7 @@
 /* Hashes of names that were added while they are watched: 4 KiB. */
 #define ADDED_ORDER	15U
 #define ADDED_BITS	BIT(ADDED_ORDER)
-/* Passes that nobody has continued for so long need no log. */
+/* A pass that has been idle for so long needs no log. */
 #define PASS_IDLE	(600 * HZ)
 
 struct moved {
@@ -239,7 +239,7 @@ static void log_insert(struct ext4_itree_readers *r, struct moved *new)
 	r->nr_log++;
 }
 
-/* Is there a pass that will ask what has moved? */
+/* Does a pass need the log? */
 static bool wants_log(struct ext4_itree_readers *r)
 {
 	return r->nr_open || (r->nr_passes > r->nr_over &&
@@ -493,8 +493,8 @@ bool ext4_itree_may_be_added(struct inode *dir, u32 epoch, u32 hash)
  * ext4_itree_begin_pass - a pass over a directory in inode order begins
  * @dir: i_rwsem held
  *
- * Returns NULL if there is no memory, or if the directory is one whose readers
- * open it anew: they get hash order.
+ * Returns NULL if there is no memory, or if readers open the directory for each
+ * call.  Both get hash order.
  */
 struct ext4_itree_pass *ext4_itree_begin_pass(struct inode *dir)
 {
@@ -645,8 +645,8 @@ bool ext4_itree_may_sweep(struct inode *dir)
  * ext4_itree_readers_doubt - the tree of a directory is bad: tell its readers
  * @dir: directory
  *
- * What they have read off the tree so far may be wrong as well: names may have
- * been passed by, and the last key may not be the last.
+ * Keys that they have read so far may be wrong, too: names may have been
+ * skipped, and the last key may not be the last.
  */
 void ext4_itree_readers_doubt(struct inode *dir)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What the portable itree core needs of its home: here, the kernel.
- * libext2fs and the unit tests have their own file of this name.
+ * The interface of the portable itree core to the kernel.  libext2fs and the
+ * unit tests have their own file of this name.
  */
 #ifndef ITREE_PORT_H
 #define ITREE_PORT_H

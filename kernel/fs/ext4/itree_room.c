@@ -4,17 +4,16 @@
  *
  * Each window of a large directory takes a visit of most of its blocks, so
  * that few large windows cost less than many small ones: in processor time
- * always, and in reads where the directory does not stay in memory.  Names are
- * memory of the kernel's, though, held as long as a reader likes.  So windows
- * grow with the memory that the reader's control group may take, those of all
- * scans together are bounded by that of the machine, and when that much is lent,
- * a scan goes on with windows of WINDOW_MAX names, which anybody may have.
+ * always, and in reads where the directory does not stay in memory.  But names
+ * are kernel memory that a reader can hold for as long as it likes.  So windows
+ * grow with the limit of the reader's control group, and all scans together
+ * are bounded by the memory of the machine.  At that bound, a scan goes on with
+ * windows of WINDOW_MAX names, which every scan may have.
  *
- * How many names fit is guessed from those of earlier windows; what counts is
- * the memory they take.
+ * How many names fit is estimated from earlier windows; the limit is in bytes.
  *
  * Between the calls of a reader its window can be reclaimed, like a cache.  It
- * is charged to the memory control group of the reader who began the scan, and
+ * is charged to the memory control group of the reader that began the scan, and
  * a shrinker drops it when that group or the machine needs memory: the least
  * recently used first.  The next call fills a small window from where the
  * reader is.
@@ -44,8 +43,8 @@ static atomic_long_t borrowed = ATOMIC_LONG_INIT(0);
 /**
  * ext4_itree_memory - how much memory a reader may count on
  *
- * What it reads and keeps is charged to its memory control group, so the limits
- * of that group and of those above it hold as well as the size of the machine.
+ * Its pages and names are charged to its memory control group, so the limits of
+ * that group and of its ancestors apply, and the size of the machine.
  * Returns pages.
  */
 unsigned long ext4_itree_memory(void)

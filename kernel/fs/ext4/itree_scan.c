@@ -5,11 +5,11 @@
  * A scan works in windows: it takes the next run of keys, visits the
  * directory's blocks once for all of them, and hands the names out in the
  * order of the keys.  Windows start small, so that a stateless reader that
- * opens the directory anew for each call pays little, and grow with what the
- * reader takes.  A window outlives changes of a directory with a tree: before
- * names are handed out, the tree is asked which of them are still there.
+ * opens the directory for each call pays little, and grow as the reader goes
+ * on.  A window survives changes of a directory with a tree: before names are
+ * returned, the tree is searched for those that still exist.
  *
- * A scan is what an open file has of a pass (itree_open.c).
+ * A scan is an open file's part of a pass (itree_open.c).
  */
 #include <linux/fs.h>
 #include <linux/iversion.h>
@@ -19,7 +19,7 @@
 #include "itree_glue.h"
 #include "itree_scan.h"
 
-/* Names returned under i_rwsem before it is left to whoever waits for it. */
+/* Names to return before i_rwsem is offered to waiters. */
 #define HOLD_NAMES	256U
 
 /* --- reading ahead --- */
@@ -55,7 +55,7 @@ static void read_ahead(struct ext4_itree_scan *s)
 
 	s->ahead = max(s->ahead, s->cur);
 	left = s->nr - s->ahead;
-	/* Ask for more when half of what was asked for has been used up. */
+	/* Read more when the reader has used half of the last request. */
 	if (!s->stats || !left || s->ahead - s->cur > low)
 		return;
 	n = &s->names[s->ahead];
@@ -67,11 +67,11 @@ static void read_ahead(struct ext4_itree_scan *s)
 		goto out;
 	}
 	/*
-	 * Whoever looks at inodes looks names up, which takes the directory's
-	 * blocks at random where no dentries are made, and inode tables push
-	 * them out where memory is short: what is gone is read again together,
-	 * the rest stays longer.  With dentries, only the next window will
-	 * want them.
+	 * Readers that look at inodes also look names up.  Without dentries,
+	 * look-ups use the directory's blocks at random, and where memory is
+	 * short, inode tables evict these blocks.  Evicted blocks are read
+	 * again together, and the rest is marked as used.  With dentries, only
+	 * the next window needs them.
 	 */
 	if (!s->prime)
 		ext4_itree_ahead_dir(s->dir, 0);
@@ -206,7 +206,7 @@ static void scan_seek(struct ext4_itree_scan *s, loff_t pos)
 	s->run_len = 0;
 }
 
-/* Has this name been returned before the window was filled anew? */
+/* Was this name returned before the window was refilled? */
 static bool returned(struct ext4_itree_scan *s, const struct scan_name *n)
 {
 	return s->run_len && n->key == s->run_key &&
@@ -251,7 +251,7 @@ static int next_window(struct file *file, struct ext4_itree_scan *s)
 	return 1;
 }
 
-/* Leaves i_rwsem to whoever waits for it, now and then. */
+/* Offers i_rwsem to waiters now and then. */
 static int mind_others(struct ext4_itree_scan *s)
 {
 	if (!(s->cur % HOLD_NAMES) && rwsem_is_contended(&s->dir->i_rwsem))
@@ -260,10 +260,10 @@ static int mind_others(struct ext4_itree_scan *s)
 }
 
 /*
- * Returns names from where the scan is until the reader has enough, which is
- * 0, or all have been returned in inode order, which is 1.  The directory may
- * change where i_rwsem is left: what the window has goes to the reader
- * nevertheless, but for names that have got another inode.
+ * Returns names from the scan's position on: 0 when the reader's buffer is full,
+ * 1 when all names have been returned in inode order.  The directory may change
+ * while i_rwsem is not held.  The window's names are returned nevertheless,
+ * except those that have got another inode.
  */
 static int emit_names(struct file *file, struct dir_context *ctx,
 		      struct ext4_itree_scan *s, bool *gave)
@@ -328,15 +328,15 @@ static int scan_readdir(struct file *file, struct dir_context *ctx,
 	if (IS_DEADDIR(s->dir))
 		return -ENOENT;
 	ret = emit_names(file, ctx, s, &gave);
-	/* A reader who gets names by the same call would not see the error. */
+	/* A call that has returned names cannot return an error. */
 	if (ret > 0 && s->error < 0) {
 		ret = gave ? 0 : s->error;
 		if (!gave)
 			s->error = ERROR_TOLD;
 	} else if (ret > 0) {
-		/* Whoever keeps it open need not keep the names. */
+		/* The file may stay open for long: free the names. */
 		ext4_itree_drop_window(s);
-		/* What was read off a tree that has turned out to be bad. */
+		/* Keys of a tree that has turned out to be bad. */
 		if (ext4_itree_in_doubt(s))
 			ext4_itree_settle_doubt(s, true);
 		ret = ext4_itree_end_inode_order(file, &ctx->pos);

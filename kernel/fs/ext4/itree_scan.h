@@ -19,7 +19,7 @@
 /* Inode table blocks to have under way ahead of the reader. */
 #define AHEAD_BLOCKS	512U
 #define SAMPLES		8U
-/* In error: the reader has been told, and is not again. */
+/* In error: the reader got it once, and does not get it again. */
 #define ERROR_TOLD	1
 
 #define KEY_DOT		ITREE_KEY(0, 0)
@@ -83,7 +83,7 @@ struct ext4_itree_scan {
 	u64		version;	/* i_version when its filling began */
 	bool		from_tree;
 	u32		epoch;		/* of names added since then */
-	u32		checked;	/* names below were looked up anew ... */
+	u32		checked;	/* names below were looked up again ... */
 	u32		sure;		/* ... and these found, or found gone, ... */
 	u64		checked_version; /* ... when i_version was this */
 	int		error;		/* a block could not be read in this pass */
@@ -118,10 +118,10 @@ struct ext4_itree_scan {
 	bool		prime;		/* make some */
 	bool		prime_run;	/* those of this run are not there */
 	u32		prime_to;	/* in the window: where it ends */
-	bool		used;		/* he used those that were made */
+	bool		used;		/* the reader used them */
 	bool		doubted;	/* but not the last ones */
 	u32		made;
-	u32		wary;		/* of a reader who did not use them */
+	u32		wary;		/* of a reader that did not use them */
 	u32		pause;		/* calls without any */
 };
 

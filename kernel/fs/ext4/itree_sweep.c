@@ -8,10 +8,9 @@
  * read in one sweep: its own blocks, and the blocks of the inode tables that
  * the tree names.
  *
- * Each READDIR of an NFS client opens the directory anew, so nothing is known
- * of the reader but its position.  Names before it whose inodes are in memory
- * say that it looks at inodes, and names behind it whose inodes are not say
- * that a sweep is of use.
+ * Each READDIR of an NFS client opens the directory again, so only the reader's
+ * position is known.  If the inodes of names before it are in memory, the
+ * reader looks at inodes.  If those behind it are not, a sweep is of use.
  */
 #include <linux/fs.h>
 #include <linux/buffer_head.h>
@@ -81,7 +80,7 @@ static bool sweep_pays(struct inode *dir, u32 hash, u32 minor)
 						 s.nr_behind, sizeof(u32));
 }
 
-/* Waits for blocks of the tree, which somebody has begun to read. */
+/* Waits for blocks of the tree that are being read. */
 static void wait_for_tree(struct inode *dir, u32 blocks)
 {
 	struct ext4_map_blocks map = { .m_lblk = ITREE_SEG_START };
@@ -197,10 +196,10 @@ static u32 tree_blocks(struct inode *dir)
 }
 
 /**
- * ext4_itree_start_tree - start reading what is not in memory of a tree
+ * ext4_itree_start_tree - start reading the blocks of a tree not in memory
  * @dir: directory
  *
- * Of a tree whose root is not in memory, that first: the next call then reads
+ * If the root is not in memory, only the root is read; the next call then reads
  * the rest.
  */
 void ext4_itree_start_tree(struct inode *dir)

@@ -17,7 +17,7 @@
 #include "itree_glue.h"
 #include "itree_scan.h"
 
-/* Keys taken under i_rwsem before it is left to whoever waits for it. */
+/* Keys to take before i_rwsem is offered to waiters. */
 #define HOLD_KEYS	4096U
 /* Names looked up at once after a change: a small buffer takes fewer. */
 #define CHECK_NAMES	128U
@@ -60,7 +60,7 @@ void ext4_itree_drop_window(struct ext4_itree_scan *s)
 	ext4_itree_return_room(s);
 }
 
-/* A large window is not worth killing anybody for: a small one will do. */
+/* A large window does not justify the OOM killer: a small one will do. */
 static gfp_t window_gfp(const struct ext4_itree_scan *s)
 {
 	return s->borrowed ?
@@ -530,9 +530,8 @@ static bool visits_all(const struct ext4_itree_scan *s, u32 keys)
 }
 
 /*
- * Brings the blocks of the htree's index into memory, so that searches in it do
- * not wait: its root tells those of the level below, and so on.  What is wrong
- * with the index is left to the search.
+ * Brings the blocks of the htree's index into memory, level by level, so that
+ * searches do not wait.  The searches report errors of the index.
  */
 static int load_index(struct inode *dir, ext4_lblk_t block, u32 levels)
 {
@@ -739,7 +738,7 @@ static int select_key(struct ext4_itree_visit *v, u64 key, u32 minor,
 
 	f->keys[f->nr++] = key;
 	if (f->nr == f->max) {
-		/* Keep the lower half; what is above it need not be seen. */
+		/* Keep the lower half; keys above it belong to later windows. */
 		sort(f->keys, f->nr, sizeof(u64), cmp_keys, NULL);
 		f->nr /= 2;
 		f->bound = f->keys[f->nr - 1];
@@ -926,9 +925,9 @@ static int fill_window(struct file *file, struct ext4_itree_scan *s)
 
 /*
  * Windows begin small, for readers that take a few names or open the directory
- * anew for each call.  Who goes on gets larger ones by leaps, and once a leap
- * means a visit of every block anyway, as many names as may be: fewer would
- * only mean more visits.
+ * for each call.  For readers that go on they grow by leaps.  Once a window
+ * means a visit of every block, it takes as many names as allowed: fewer names
+ * would only mean more visits.
  */
 static u32 next_want(const struct ext4_itree_scan *s)
 {
@@ -1008,15 +1007,14 @@ static u32 mark_gone(struct ext4_itree_scan *s, struct itree *t, u32 i)
 }
 
 /**
- * ext4_itree_check_names - which of the next names of the window are still there?
+ * ext4_itree_check_names - drop names of the window that have been removed
  * @s: the scan, i_rwsem held shared
  *
- * A window is the directory as it was when it was filled.  After a change, the
- * tree tells of each name whether it has been removed since: that takes no
- * visit of the directory's blocks.  Names made since may have no place in the
- * window, and need none: they are younger than the pass.  Names with equal
- * keys stay as long as one of them does, and so does what the tree cannot tell
- * without a read.
+ * A window is a snapshot of the directory.  After a change, the tree is searched
+ * for the next names, which takes no visit of the directory's blocks.  Names
+ * created since are younger than the pass and need no place in the window.
+ * Names with equal keys stay as long as one of them exists, and names stay if
+ * the search would have to read.
  */
 void ext4_itree_check_names(struct ext4_itree_scan *s)
 {
