@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.0-or-later
 /*
- * Whether files are in memory already: then there is nothing to put in order,
- * and asking every one of them costs more than it can save.
+ * Finds out whether files are in memory already.  Those that are need no order,
+ * and checking each of them costs more than an order can save.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -80,10 +80,11 @@ bool dorder_reads_unseen(int fd, int flags)
 }
 
 /*
- * From Linux 6.5 on there is cachestat(2).  Where it is refused there (a file
- * of somebody else's since 6.14, a system call filter), RWF_NOWAIT is no
- * replacement: before, it implied IOCB_NOIO; now it starts reading a file that
- * is not in memory, and files would be read in the order they are looked at.
+ * Linux 6.5 and later have cachestat(2).  It may be refused, by a system call
+ * filter, or since 6.14 for another user's file.  RWF_NOWAIT cannot replace it
+ * then: on earlier kernels it implied IOCB_NOIO, but since 6.5 it starts reading
+ * a file that is not in memory, so that files would be read in the order of the
+ * checks.
  */
 static bool nowait_reads(void)
 {
@@ -95,7 +96,7 @@ static bool nowait_reads(void)
 	       major > 6 || (major == 6 && minor >= 5);
 }
 
-/* Whether a byte is in memory.  Starts no I/O, see nowait_reads(). */
+/* Checks whether a byte is in memory.  Starts no I/O, see nowait_reads(). */
 static bool comes_at_once(int fd, off_t at)
 {
 	char byte;
@@ -139,7 +140,7 @@ static int in_memory(int fd, uint64_t size)
 		if (comes_at_once(fd, 0))
 			found = comes_at_once(fd, size - 1) ? 1 : -1;
 	}
-	/* The file is the caller's, who may read it and mean to leave a trace. */
+	/* Restore the flags: the caller's reads may update the time of access. */
 	if (!(flags & O_NOATIME))
 		(void)fcntl(fd, F_SETFL, flags);
 	return found;

@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-/* Bytes that sorting one directory may take unless told otherwise. */
+/* Default of the bytes that sorting one directory may take. */
 #define DORDER_MEMORY (32U << 20)
 
 /* A directory entry; name is valid until the next call on its reader. */
@@ -49,9 +49,9 @@ struct dorder;
 int dorder_allowed(void);
 
 /*
- * Says whether inode order says anything about the disk under fd's file
- * system: 1 on ext2, ext3, ext4 and XFS, 0 elsewhere, when DISKORDER=off is in
- * the environment, and when that cannot be told.  Leaves errno alone.
+ * Returns 1 if inode numbers of fd's file system follow the order of the disk:
+ * on ext2, ext3, ext4 and XFS.  Returns 0 elsewhere, if the file system is not
+ * known, and if DISKORDER=off is in the environment.  Leaves errno alone.
  */
 int dorder_pays(int fd);
 
@@ -59,8 +59,8 @@ int dorder_pays(int fd);
 size_t dorder_memory(void);
 
 /*
- * A reader of the directory open at fd, which stays the caller's: nobody else
- * may read or seek it meanwhile.  memory: bytes for sorting, 0: no sorting.
+ * Makes a reader of the directory open at fd.  The caller keeps fd, and must not
+ * read or seek it meanwhile.  memory: bytes for sorting, 0: no sorting.
  * Returns NULL (ENOMEM) if there is no memory for the reader itself.
  */
 struct dorder *dorder_open(int fd, size_t memory);
@@ -83,7 +83,7 @@ int dorder_next(struct dorder *dir, struct dorder_entry *entry);
 int64_t dorder_tell(const struct dorder *dir);
 int dorder_seek(struct dorder *dir, int64_t position);
 
-/* Back to the start; forgets what was read.  0 or -1 and errno. */
+/* Returns to the start and drops the names read.  0, or -1 and errno. */
 int dorder_rewind(struct dorder *dir);
 
 /* How many windows were sorted since the start: 0 where the order was good. */
@@ -111,11 +111,10 @@ uint64_t dorder_first_extent(int fd);
 size_t dorder_will_read(int fd, off_t size, size_t limit);
 
 /*
- * The data of a file that was not in memory and was read once need not stay, nor
- * its name and inode where the file system knows that (POSIX_FADV_NOREUSE on
- * our ext4, with the last close).  Changes that are not written yet stay; so
- * does what is mapped, and what others have open.  Leaves errno alone.  ctx is
- * not used: this is a dorder_window_ops.drop, or .forget.
+ * Evicts the data of a file that was read only once.  On our ext4 its inode and
+ * name are evicted, too, with the last close (POSIX_FADV_NOREUSE).  Dirty and
+ * mapped pages stay, and so does a file that others have open.  Leaves errno
+ * alone.  ctx is not used: this is a dorder_window_ops.drop, or .forget.
  */
 void dorder_will_not_read(void *ctx, int fd);
 
@@ -125,20 +124,20 @@ void dorder_will_not_read(void *ctx, int fd);
 #define DORDER_AHEAD_FILE (1U << 20)
 
 /*
- * Says whether an open file of size bytes, or the first DORDER_AHEAD_FILE of
- * them, is in memory: 1, or 0 if it is not.  -1 if some of it is, or where that
- * cannot be told without changing its time of access: before Linux 6.5, and
- * for a file that fd's user neither owns nor may write.  Leaves errno alone.
+ * Checks whether an open file of size bytes, or its first DORDER_AHEAD_FILE
+ * bytes, is in memory.  Returns 1 if all of it is, 0 if none of it is.  Returns
+ * -1 if a part is, or if the check would change the time of access: before
+ * Linux 6.5, and for files that the user neither owns nor may write.  Leaves
+ * errno alone.
  */
 int dorder_cached(int fd, off_t size);
 
 /*
- * Where files are in memory there is nothing to put in order, and whoever asks
- * every one of them is slower than without.  A watch keeps how it was with the
- * files before; all 0 is a new one, and it is best kept for all directories.
- * After 16 files in memory in a row the next 64 are passed, then 16 are looked
- * at again, the next 128 are passed, and so on to 4,096.  One file that has to
- * be read from the disk starts it all over.
+ * Files in memory need no order, and checking each of them makes a program
+ * slower.  A watch records the results of earlier checks.  All 0 is a new
+ * watch; use one for all directories.  After 16 files in a row that are in
+ * memory, the next 64 are not checked, then 16 are, the next 128 are not, and
+ * so on up to 4,096.  A file that has to be read from the disk resets the watch.
  */
 struct dorder_watch {
 	uint32_t row, pass, step;
@@ -147,10 +146,10 @@ struct dorder_watch {
 /* One more file: whether to look at it (1), or use it as it comes (0). */
 int dorder_watch_look(struct dorder_watch *watch);
 
-/* Whether all of count files can be used as they come; counts them if so. */
+/* Returns whether count files can all go unchecked, and counts them if so. */
 int dorder_watch_pass(struct dorder_watch *watch, uint32_t count);
 
-/* What came out for a file that was looked at; dorder_window_add() tells. */
+/* Records the result of a check; dorder_window_add() does it itself. */
 void dorder_watch_saw(struct dorder_watch *watch, int cached);
 
 /*
@@ -173,48 +172,49 @@ void dorder_pages_free(void *memory, size_t size);
 void dorder_read_names(int fd);
 
 /*
- * How many bytes of memory this process can have without pushing others out:
- * MemAvailable, or what is left of its control group's limit if that is less:
- * the group uses some already, of which file pages can be reclaimed.  SIZE_MAX if
- * nothing tells.  Leaves errno alone.  root stands before all paths ("").
+ * Returns how many bytes of memory this process can use without evicting the
+ * data of others: MemAvailable, or the rest of its control group's limit if that
+ * is less.  Of the group's use, file pages count as free.  Returns SIZE_MAX if
+ * neither is known.  Leaves errno alone.  root is put before all paths ("").
  */
 size_t dorder_room(void);
 size_t dorder_room_at(const char *root);
 
 /*
- * How many files this process can open without leaving others short of them: a
- * quarter of what the kernel still has (fs.file-max).  SIZE_MAX if nothing
- * tells.  Leaves errno alone.
+ * Returns how many files this process can open without exhausting the kernel's
+ * limit: a quarter of those left (fs.file-max).  Returns SIZE_MAX if that is not
+ * known.  Leaves errno alone.
  */
 size_t dorder_handles(void);
 size_t dorder_handles_at(const char *root);
 
 /*
- * A window: files that will be read, put in the order in which their data
- * lies on the disk and read ahead in that order.  What the files are is the
- * caller's business: items are numbered from 0 in the order they were added.
+ * A window: files that will be read, put into the order of their data on the
+ * disk and read ahead in that order.  Only the caller knows the files; items are
+ * numbered from 0 in the order they were added.
  *
- * open: item for reading, as cheaply as can be, or -1 to leave it out of
- * reading ahead; the window closes it.
- * hold: open item with O_PATH, which makes the file system read its inode and
- * keep it together with the name, or -1; the window closes it when the file was
- * used.  With many files, as many as memory holds the inodes of are opened, in
- * the order they were added, before the first of them is read ahead; first is
- * 1 for one with which the names of its directory are worth reading again, which
- * may have gone from memory.  Meanwhile the process's soft limit of open files is higher.
- * NULL: never.
- * drop: give the memory of an open file's data back (dorder_will_not_read()).
- * Called for each file that was read ahead whole and not in memory before, once
- * the next is asked for.  NULL: never.  Only where there is a watch.
- * forget: the same where memory does not hold what is read of DORDER_HOLD_FILES
- * files, as it was each time that DORDER_HOLD_LEAST more had been added.  Called
- * also for such files as they are added: they will be opened again, but after
- * so many others that they would be gone by then, and others with them.  drop
- * goes before it for files that were used.  NULL: never.
- * The others may be NULL: cached is dorder_cached(), place
- * dorder_first_extent(), ahead dorder_will_read() of at most
- * DORDER_AHEAD_FILE, or for files that lie one after another on the disk fewer and
- * larger requests (their descriptors get O_NOATIME, where that is allowed), room dorder_room(), memory dorder_pages().
+ * open: open an item for reading, as cheaply as possible, or return -1 to
+ * leave it out of reading ahead; the window closes it.
+ * hold: open an item with O_PATH, which makes the file system read its inode and
+ * pin it together with the name, or return -1; the window closes it after the
+ * file has been used.  With many files, the window opens as many as memory has
+ * room for their inodes, in the order they were added, before it reads the first
+ * of them ahead.  first is 1 if the names of the item's directory may have been
+ * evicted and should be read again.  Meanwhile the process's soft limit of open
+ * files is higher.  NULL: never.
+ * drop: evict an open file's data (dorder_will_not_read()).  Called for each
+ * file that was not in memory and was read ahead whole, once the next is asked
+ * for.  NULL: never.  Needs a watch.
+ * forget: the same, where memory does not have room for the metadata of
+ * DORDER_HOLD_FILES files; this is checked each time that DORDER_HOLD_LEAST more
+ * have been added.  Also called for such files as they are added: they will be
+ * opened again, but only after so many others that they would be evicted by
+ * then.  For files that were used, drop is called first.  NULL: never.
+ * The others may be NULL.  The defaults: cached is dorder_cached(), place
+ * dorder_first_extent(), room dorder_room(), memory dorder_pages(), and ahead
+ * dorder_will_read() of at most DORDER_AHEAD_FILE.  Files that are neighbours on
+ * the disk get fewer and larger requests instead; their descriptors get
+ * O_NOATIME where that is allowed.
  */
 struct dorder_window_ops {
 	int (*open)(void *ctx, uint32_t item);
@@ -241,7 +241,7 @@ struct dorder_window_ops {
 
 struct dorder_window;
 
-/* What a window takes for a file, in bytes. */
+/* Bytes of memory that a window needs for a file. */
 #define DORDER_WINDOW_FILE 20
 
 /*
@@ -280,11 +280,11 @@ int dorder_window_device(struct dorder_window *window, dev_t device);
 void dorder_window_look(struct dorder_window *window, int fd);
 
 /*
- * Says whether more files would be for nothing, or harm: DORDER_HOLD_FILES were
- * added, no more and no less, and all but a sixteenth in the order of their
- * data; or so many that the room does not hold what is read of them,
- * DORDER_READ_BYTES each of inode tables and directories, and every stretch
- * would read all of that from the disk.  To be asked after each file added.
+ * Returns whether adding more files would not help, or would harm.  That is so
+ * when exactly DORDER_HOLD_FILES have been added and all but a sixteenth are in
+ * the order of their data.  It is also so when their metadata, DORDER_READ_BYTES
+ * a file, does not fit into memory: each stretch would then read all of it from
+ * the disk.  Call it after each file added.
  */
 #define DORDER_READ_BYTES 400
 int dorder_window_enough(const struct dorder_window *window);
@@ -305,14 +305,14 @@ void dorder_window_used(struct dorder_window *window);
 uint32_t dorder_window_count(const struct dorder_window *window);
 
 /*
- * For the caller who stops because dorder_window_enough() says so, and will add
- * more: only the half of the files that comes first on the disk is handed out by
- * the following calls of dorder_window_next(); the others stay, with their
- * numbers, and the next time it goes on behind where this half ended.  Else each
- * window would be a sweep over all of the disk, whatever it has of it.  (As a
- * sort by replacement selection makes runs twice as long as its memory.)  A
- * window with few files, or with files in the order of their data, is handed out
- * whole.  No effect between the first dorder_window_next() and its 0.
+ * For callers that stop because dorder_window_enough() returned true, and will
+ * add more.  The following calls of dorder_window_next() return only the half of
+ * the files that comes first on the disk.  The others stay, with their numbers,
+ * and the next round continues where this half ended.  Otherwise each window
+ * would sweep over the whole disk for its share of the files.  (Replacement
+ * selection makes runs twice as long as memory in the same way.)  A window with
+ * few files, or with files in the order of their data, is returned whole.  Has
+ * no effect between the first dorder_window_next() and its 0.
  */
 void dorder_window_part(struct dorder_window *window);
 
@@ -324,9 +324,9 @@ void dorder_window_part(struct dorder_window *window);
 int dorder_window_next(struct dorder_window *window, uint32_t *item);
 
 /*
- * Read all files ahead in disk order and empty the window: for callers who
- * use them in an order of their own.  Returns the bytes asked for; the caller
- * bounds their sum by what it adds.
+ * Reads all files ahead in disk order and empties the window: for callers that
+ * use the files in an order of their own.  Returns the bytes requested; callers
+ * bound their sum by the files they add.
  */
 size_t dorder_window_read_all(struct dorder_window *window);
 

@@ -28,7 +28,7 @@
 /* All holds of a process share its limit of open files, so its state is here. */
 static struct {
 	pthread_mutex_t lock;
-	struct rlimit before; /* what the process had, */
+	struct rlimit before; /* limit before the first hold, */
 	rlim_t raised; /* and has since; 0: as before */
 	rlim_t granted; /* to all that hold files */
 } limits = { .lock = PTHREAD_MUTEX_INITIALIZER };
@@ -95,7 +95,7 @@ static rlim_t grant(rlim_t wanted)
 		else
 			limits.raised = more;
 	}
-	/* What the program had stays its own, but half will do. */
+	/* Use the part added to the limit, or half of the whole if that is more. */
 	more = limit.rlim_cur - limits.before.rlim_cur;
 	if (more < limit.rlim_cur / 2)
 		more = limit.rlim_cur / 2;
@@ -119,7 +119,7 @@ static uint32_t allow(uint32_t wanted)
 	return allowed;
 }
 
-/* Give back what was granted. */
+/* Returns slots that were granted. */
 static void give_back(uint32_t allowed)
 {
 	pthread_mutex_lock(&limits.lock);
@@ -235,7 +235,7 @@ bool dorder_hold_lost(struct dorder_hold *hold, uint32_t n)
 		return false;
 	waits = waits_since(hold);
 	if (hold->cost && !hold->coming) {
-		/* What has been asked for may still be on its way. */
+		/* Earlier requests may still be in flight. */
 		hold->coming = true;
 		return false;
 	}

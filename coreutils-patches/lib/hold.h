@@ -26,28 +26,28 @@ struct dorder_hold {
 };
 
 /*
- * Make ready to hold up to slots files.  As many as that raise the process's
- * soft limit of open files, within its hard limit; where that is not enough,
- * files beyond half of it are not held.  False: without memory, nothing is
+ * Prepares to hold up to slots files.  Raises the process's soft limit of open
+ * files by as many, within the hard limit; where that is not enough, files beyond
+ * half of the limit are not held.  Returns false without memory; then no file is
  * held.  A hold that is all 0 has not been started.  The limit is that of the
- * process: it returns to what it was when the last hold ends, in any order, and
- * at once in a child made by fork().  What posix_spawn() starts inherits it.
+ * process.  It is restored when the last hold ends, in any order, and at once in
+ * a child made by fork().  Children of posix_spawn() inherit the raised limit.
  */
 bool dorder_hold_start(struct dorder_hold *hold, uint32_t slots);
 
 /*
- * Whether a directory's names should be read again, with the file opened next.
- * An inode makes this thread wait now and then, when the next piece of inode
- * tables is read; a name that has left memory makes it wait for a block of its
- * own, and all of them together are read in fewer requests.  A stretch begins with
- * reading them, as what was read since the last one may have pushed them out;
- * where memory is not tight and they turn out to be there, one stretch after that
- * begins without, then two, four and so on.  To be asked before each file that is opened to be held; n
- * counts them from the first one of a stretch.
+ * Returns whether a directory's names should be read again with the next file.
+ * Inodes make this thread wait only when the next piece of inode tables is read.
+ * A name that has been evicted makes it wait for a block of its own, while all
+ * names together take few requests.  So a stretch begins by reading the names,
+ * since later reads may have evicted them.  If memory is not short and they are
+ * still there, the next stretch does without, then two, four and so on.  Call it
+ * before each file that is opened to be held; n counts them from the first one
+ * of a stretch.
  */
 bool dorder_hold_lost(struct dorder_hold *hold, uint32_t n);
 
-/* What this thread waits for between the two is something else. */
+/* Between the two, the thread's other waits do not count. */
 void dorder_hold_rest(struct dorder_hold *hold);
 void dorder_hold_go_on(struct dorder_hold *hold);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.0-or-later */
-/* What the parts of libdiskorder ask of each other. */
+/* Interfaces between the parts of libdiskorder. */
 #ifndef DISKORDER_INSIDE_H
 #define DISKORDER_INSIDE_H
 
@@ -10,10 +10,9 @@
 int64_t dorder_cached_pages(int fd, uint64_t from, uint64_t size);
 
 /*
- * Whether reading the file leaves its time of access as it is: a tool that
- * preserves times of access, or archives them, looks at them after us.  flags:
- * those of fd; O_NOATIME is set where the kernel allows it, and stays set until
- * the caller restores them.
+ * Returns whether reading the file leaves its time of access unchanged: tools
+ * that preserve or archive times of access read them after us.  flags: those of
+ * fd.  Sets O_NOATIME where the kernel allows it; the caller restores the flags.
  */
 bool dorder_reads_unseen(int fd, int flags);
 

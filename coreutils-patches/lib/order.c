@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: LGPL-2.0-or-later
-/* Whether order pays, sorting, where a file's data lies, reading it ahead. */
+/* Choosing file systems, sorting, finding a file's data, reading it ahead. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -21,8 +21,8 @@
  * File systems whose inode numbers are places on the disk: in ext4 (ext2 and
  * ext3 have the same number) an index into the inode tables, in XFS the
  * address of the inode itself.  Elsewhere the number is a count (tmpfs, NFS,
- * FUSE), another file system's (overlayfs), or a key in a tree (btrfs), where
- * nobody measured yet that the order it gives is better than its own.
+ * FUSE), another file system's (overlayfs), or a key in a tree (btrfs).  For
+ * btrfs it has not been measured whether that order is better than its own.
  */
 static const uint32_t inode_is_place[] = {
 	0xEF53, /* ext2, ext3, ext4 */
@@ -143,7 +143,7 @@ void dorder_will_not_read(void *ctx, int fd)
 	errno = saved;
 }
 
-/* What one call reads at least, if the file is so large: read_ahead_kb. */
+/* Bytes that one call reads of a large file at least: read_ahead_kb. */
 #define ONE_CALL (128U << 10)
 
 /* How far from at on a file is in memory or on its way; at: unknown. */

@@ -36,7 +36,7 @@
 #define ITREE_FL 0x08000000 /* of FS_IOC_GETFLAGS: see docs/format.md */
 #define SMALL 65536 /* a directory of fewer bytes is read by a few look-ups */
 
-/* What the kernel's getdents64 writes; always multiples of 8. */
+/* A record of the kernel's getdents64; its size is a multiple of 8. */
 struct record {
 	uint64_t ino;
 	int64_t off;
@@ -60,8 +60,8 @@ struct dorder {
 	uint64_t last; /* inode passed on last */
 	int64_t start; /* of the next record in io */
 	/*
-	 * Up to here it is settled what is a window and what is passed on: a
-	 * position told before must not find itself in another window later.
+	 * Windows are fixed up to here: a position that was returned before
+	 * must not be in another window later.
 	 */
 	int64_t settled;
 	size_t pos, len;
@@ -317,9 +317,9 @@ static bool gather(struct dorder *dir, struct range *known)
 	for (n = 0; n < dir->count; n++)
 		dir->now.sum += mix(keys[n].key, start_of(dir, n));
 	/*
-	 * It has other names now, or only a part of them (they no longer fit,
-	 * or an error): a position told from here on says nothing about the
-	 * names that were there before, or will be once all of it is read.
+	 * The window has other names now, or only some of them, because they no
+	 * longer fit or because of an error.  Positions from here on do not
+	 * apply to its earlier names, nor to those after a complete read.
 	 */
 	if (known && dir->now.sum != known->sum)
 		known->sum = 0;
@@ -482,7 +482,7 @@ void dorder_read_names(int fd)
 	if (!fstat(fd, &st) && st.st_size >= SMALL &&
 	    (uintmax_t)st.st_size <= dorder_room() / 2) {
 		dir = openat(fd, ".", flags | O_NOATIME);
-		/* Somebody else's directory: as any reader of it. */
+		/* Another user's directory: read it as any reader does. */
 		if (dir < 0 && errno == EPERM)
 			dir = openat(fd, ".", flags);
 		io = dir < 0 ? NULL : dorder_pages(IO_SIZE);
@@ -527,8 +527,8 @@ int dorder_seek(struct dorder *dir, int64_t position)
 			return 0;
 	}
 	/*
-	 * In a window whose names are no longer the same, what is behind the
-	 * position may have been in front of it: start the window over.
+	 * If the names of a window have changed, those behind the position may
+	 * have been before it: start the window again.
 	 */
 	dir->index = 0;
 	if (dir->now.sum != range->sum)

@@ -59,7 +59,7 @@ static bool number(const char *folder, const char *name,
 	return end != text && !errno;
 }
 
-/* What a control group uses and cannot be reclaimed; 0 if unknown. */
+/* Bytes of a control group that cannot be reclaimed; 0 if unknown. */
 static unsigned long long kept(const char *folder, const struct kind *kind)
 {
 	unsigned long long used, part;
@@ -83,7 +83,7 @@ static unsigned long long kept(const char *folder, const struct kind *kind)
 	return used;
 }
 
-/* What is left of the limits of a control group and of all above it. */
+/* The rest of the limits of a control group and of its ancestors. */
 static void group(size_t *room, const char *top, char *path,
 		  const struct kind *kind)
 {
@@ -103,7 +103,7 @@ static void group(size_t *room, const char *top, char *path,
 	}
 }
 
-/* What control groups allow this process; as many names as there are kinds. */
+/* The limit of control groups for this process; one name for each kind. */
 static void groups(size_t *room, const char *root)
 {
 	static const char *const stat[] = { "\ninactive_file ",

@@ -36,7 +36,7 @@ struct dorder_window {
 	uint64_t last; /* the place of the file added last */
 	uint32_t most; /* count that memory is good for, once that matters */
 	uint32_t stretch; /* so many are brought in at a time */
-	bool tight; /* memory does not hold what is read of many files */
+	bool tight; /* the metadata of many files does not fit into memory */
 	bool sorted;
 	bool refused; /* files cannot be mapped to read them ahead */
 	uint32_t next; /* to be handed out, */
@@ -44,7 +44,7 @@ struct dorder_window {
 	uint32_t looked; /* and to be brought in: places in keys */
 	size_t ahead_bytes; /* asked for from next to ahead */
 	uint32_t falls; /* files whose data is in front of the one before's */
-	/* what was asked for, by place in keys, of those read ahead */
+	/* bytes requested of files read ahead, by place in keys */
 	uint32_t asked[DORDER_AHEAD_FILES];
 	uint32_t *sizes; /* by item, at most DORDER_AHEAD_FILE; KEEP.  Of a free
 			    one: the next free one */
@@ -79,7 +79,7 @@ static size_t round_bytes(const struct dorder_window *window)
 	return window->stretch * sizeof(*window->round);
 }
 
-/* What has been handed out leaves the window; the others stay. */
+/* Removes items that have been returned; the others stay. */
 static void leave(struct dorder_window *window)
 {
 	int saved = errno;
@@ -149,7 +149,7 @@ void dorder_window_free(struct dorder_window *window)
 		dorder_pages_free(window, bytes_of(window->max));
 }
 
-/* As dorder_cached(); the watch is told. */
+/* As dorder_cached(); the watch records the result. */
 static int cached(struct dorder_window *window, int fd, off_t size)
 {
 	int found;
@@ -172,8 +172,8 @@ static size_t room(struct dorder_window *window)
 }
 
 /*
- * How many files there is room to hold.  Who does not give back what was used
- * keeps it, or writes it elsewhere, and has more to do with the memory.
+ * Returns how many files there is room to hold.  Callers without drop keep the
+ * data, or write it elsewhere, and need more memory themselves.
  */
 static size_t holdable(struct dorder_window *window)
 {
@@ -254,7 +254,7 @@ int64_t dorder_window_add(struct dorder_window *window, int fd, off_t size)
 		window->most = room(window) / DORDER_READ_BYTES;
 	window->sizes[item] =
 		(uintmax_t)size < DORDER_AHEAD_FILE ? size : DORDER_AHEAD_FILE;
-	/* What others use stays, and a large file as any reader leaves it. */
+	/* Leaves alone data that others use, and large files. */
 	if (found < 0 || size > DORDER_AHEAD_FILE)
 		window->sizes[item] |= KEEP;
 	window->count++;
@@ -337,7 +337,7 @@ static int open_place(struct dorder_window *window, uint32_t place, bool *keep)
 	return *keep ? fd : window->ops->open(window->ctx, item);
 }
 
-/* What is read ahead of the file at a place in the order, at most. */
+/* The most bytes to read ahead of the file at a place in the order. */
 static uint32_t size_at(const struct dorder_window *window, uint32_t place)
 {
 	return window->sizes[window->keys[place].value] & ~KEEP;
@@ -454,7 +454,7 @@ static void start_holding(struct dorder_window *window)
 	window->stretch = stretch(window);
 	if (!dorder_hold_start(&window->hold, window->stretch))
 		return;
-	/* What cannot be held would be gone again before its turn comes. */
+	/* Inodes that cannot be held would be evicted before use. */
 	if (window->stretch > window->hold.most)
 		window->stretch = window->hold.most > DORDER_HOLD_LEAST
 					  ? window->hold.most
@@ -496,9 +496,9 @@ void dorder_window_part(struct dorder_window *window)
 }
 
 /*
- * Bring in what the file system keeps of the next files, in the order they
- * were added, which is the order of their inodes, and keep it.  One at a time,
- * in the order of their data, each could be a seek.
+ * Reads and pins the inodes of the next files, in the order they were added,
+ * which is inode order.  One at a time, in the order of their data, each could
+ * be a seek.
  */
 static void look(struct dorder_window *window)
 {
@@ -563,8 +563,8 @@ static void done(struct dorder_window *window)
 }
 
 /*
- * Read more ahead, once half of what was ahead has been used: file by file,
- * there would be no neighbours to read with.
+ * Reads more ahead once half of it has been used: file by file, there would be
+ * no neighbours to share a request with.
  */
 static void refill(struct dorder_window *window)
 {

@@ -56,7 +56,7 @@ struct dump {
 	int	entries;
 };
 
-/* What is printed must lie in the block, whatever the block says. */
+/* Prints entries inside the block only, whatever its count. */
 static void dump_entries(struct dump *d, const struct ext2fs_itree_node *node)
 {
 	const char	*pos = (const char *) node->data +

@@ -52,7 +52,7 @@ struct itree_dir *e2fsck_itree_find(e2fsck_t ctx, ext2_ino_t ino)
 	return NULL;
 }
 
-/* Adds @state to what is noted for @ino; other records may move. */
+/* Adds @state to the record of @ino; other records may move. */
 static void note_dir(e2fsck_t ctx, ext2_ino_t ino, int state)
 {
 	struct itree_dirs	*dirs = ctx->itree_dirs;
@@ -121,9 +121,9 @@ int e2fsck_itree_check_nondir(e2fsck_t ctx, struct problem_context *pctx)
 }
 
 /*
- * Compares the flag of a directory with what it has: @segment says whether
- * blocks are mapped there.  They have been accounted for; blocks that nobody
- * uses are freed in pass 3A, when it is known which blocks are free.
+ * Compares the flag of a directory with its segment: @segment tells whether
+ * blocks are mapped there.  They have been accounted for; pass 3A frees unused
+ * ones, when it is known which blocks are free.
  *
  * Returns 1 if the inode has to be written.
  */
@@ -352,8 +352,8 @@ static errcode_t change_tree(e2fsck_t ctx, ext2_ino_t dir, int build,
 }
 
 /*
- * To be called before a directory grows, gets another entry or loses one.  A
- * tree that is lost this way is made anew in the end.
+ * Call this before a directory grows, gets another entry or loses one.  Pass 3A
+ * rebuilds a tree that is dropped this way.
  */
 errcode_t e2fsck_itree_drop(e2fsck_t ctx, ext2_ino_t dir)
 {
@@ -407,7 +407,7 @@ void e2fsck_itree_rehashed(e2fsck_t ctx, ext2_ino_t dir, __u64 blocks,
 		it->state &= ~(ITREE_DIR_DROP | ITREE_DIR_BUILD);
 }
 
-/* Frees what nobody uses and makes new trees, as noted. */
+/* Frees unused segments and builds new trees, as recorded. */
 void e2fsck_itree_rebuild(e2fsck_t ctx)
 {
 	struct itree_dirs	*dirs = ctx->itree_dirs;

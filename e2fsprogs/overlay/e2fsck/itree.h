@@ -4,8 +4,8 @@
  *
  * Pass 1 notes the directories that have a tree, pass 1D drops trees whose
  * blocks are claimed by others as well, pass 2 sums up the keys of the entries
- * as it reads them and then compares, pass 3A rebuilds what was found wrong or
- * dropped.  Memory: one struct itree_dir a directory with a tree.
+ * as it reads them and then compares, pass 3A rebuilds wrong and dropped trees.
+ * Memory: one struct itree_dir a directory with a tree.
  */
 #ifndef E2FSCK_ITREE_H
 #define E2FSCK_ITREE_H

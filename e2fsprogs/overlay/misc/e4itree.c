@@ -60,8 +60,8 @@ static void catch_signals(void)
 /* --- the operations --- */
 
 /*
- * Any signal ends the ioctl, also one that only stopped us (Ctrl-Z) or froze
- * us (suspend): it is begun anew then.  EINTR is returned if we are to end.
+ * Any signal ends the ioctl.  After a stop (Ctrl-Z) or a suspend it is
+ * restarted.  Returns EINTR if the program should end.
  */
 static int call(int fd, int op, unsigned int flags, struct ext4_itree_args *a,
 		struct ext4_itree_diff *diffs)

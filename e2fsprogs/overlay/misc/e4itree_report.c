@@ -143,7 +143,7 @@ static void json_end(void)
 	fflush(stdout);
 }
 
-/* What went wrong with the directory at hand, and what to do next. */
+/* Reports an error of the current directory, and what to do next. */
 void fail(int err, const char *what)
 {
 	const char *todo = "";
@@ -307,7 +307,7 @@ void report_lacking(int err)
 	}
 }
 
-/* What was done in all. */
+/* Sums up the work. */
 void report_summary(void)
 {
 	progress_clear();

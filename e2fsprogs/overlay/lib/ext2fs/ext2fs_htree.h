@@ -15,9 +15,9 @@
  * directory has an index already.
  *
  * Needs a file system opened for writing with its block bitmap, and memory
- * for the directory as it is plus some 50 bytes an entry.  Not crash-safe, as
- * nothing in this library is: blocks are written in place, so nobody else
- * may use the file system.
+ * for the directory as it is plus some 50 bytes an entry.  Like the
+ * rest of this library it is not crash-safe: it writes blocks in place.  No
+ * other program may use the file system meanwhile.
  *
  * On these errors the directory is as it was:
  *   EXT2_ET_NO_DIRECTORY, EXT2_ET_RO_FILSYS, EXT2_ET_NO_BLOCK_BITMAP

@@ -20,13 +20,13 @@
 #define EXT2FS_ITREE_KEY_INO(key)	((ext2_ino_t)((key) >> 32))
 #define EXT2FS_ITREE_KEY_HASH(key)	((__u32)(key))
 
-/* Which rule of the format a tree breaks, and in which logical block */
+/* The rule of the format that a tree breaks, and the logical block */
 struct ext2fs_itree_fault {
 	const char	*why;	/* not to be freed; NULL: none known */
 	__u32		lblk;
 };
 
-/* What the root says */
+/* Contents of the root */
 struct ext2fs_itree_info {
 	__u64	keys;
 	__u32	blocks;		/* root and free nodes included */
@@ -36,7 +36,7 @@ struct ext2fs_itree_info {
 	__u8	hash_version;	/* as on disk in the htree's root */
 };
 
-/* What ext2fs_itree_verify() found */
+/* Result of ext2fs_itree_verify() */
 struct ext2fs_itree_report {
 	__u64	keys;
 	__u64	hash;		/* sum of ext2fs_itree_hash_key() */

@@ -347,7 +347,7 @@ static errcode_t lay_out(struct dx_build *b)
 	return 0;
 }
 
-/* What level @level + 1 has of nodes, or below the last level of leaves */
+/* Nodes of level @level + 1, or leaves below the last level */
 static size_t children(const struct dx_build *b, unsigned int level)
 {
 	return level + 1 < b->levels ? b->width[level + 1] : b->num_leaves;
@@ -450,7 +450,7 @@ static errcode_t make_leaf(struct dx_build *b, size_t leaf, char *buf)
 		if (retval)
 			return retval;
 	}
-	/* The last entry has what is left, be it the whole leaf */
+	/* The last entry takes the rest, even if that is the whole leaf */
 	retval = ext2fs_set_rec_len(fs, size + b->leaf_size - offset, dirent);
 	if (!retval && ext2fs_has_feature_metadata_csum(fs->super))
 		ext2fs_initialize_dirent_tail(fs,
@@ -486,10 +486,10 @@ static errcode_t write_blocks(struct dx_build *b)
 }
 
 /*
- * Gets the blocks that the directory has to grow by.  ext2fs_fallocate()
- * leaves what it had mapped when it runs out, so see first that it will
- * not: the blocks themselves, rounded up to clusters, and those of an
- * extent tree in which every block has its own extent.
+ * Allocates the blocks that the directory has to grow by.  ext2fs_fallocate()
+ * leaves blocks mapped when it runs out, so check first that there are enough:
+ * the blocks themselves, rounded up to clusters, and those of an extent tree in
+ * which every block has its own extent.
  */
 static errcode_t grow(struct dx_build *b)
 {
@@ -518,7 +518,7 @@ static errcode_t grow(struct dx_build *b)
 	return retval;
 }
 
-/* Everything is in place: makes it an htree and frees what is left over. */
+/* All blocks are written: makes it an htree and frees the blocks beyond. */
 static errcode_t finish(struct dx_build *b)
 {
 	ext2_filsys	fs = b->fs;

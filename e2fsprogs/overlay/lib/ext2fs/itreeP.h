@@ -19,7 +19,7 @@ struct ext2fs_struct_itree {
 	struct itree		tree;
 	ext2_extent_handle_t	handle;	/* to read the map, or NULL */
 	struct ext2fs_extent	last;	/* where the last block was found */
-	errcode_t		err;	/* what a block operation met with */
+	errcode_t		err;	/* error of a block operation */
 };
 
 /* The keys of a directory, as gathered from its entries */

@@ -94,9 +94,9 @@ static errcode_t start_build(ext2_filsys fs, ext2_ino_t dir, ext2fs_itree *ret)
 }
 
 /*
- * Gives a directory a tree of full nodes, made from what it holds now.  A
- * tree that it has already is dropped first.  The flag is set last, so that
- * an interruption leaves at worst blocks that nobody uses.
+ * Builds a tree of full nodes from the present names of a directory.  A tree
+ * that it has already is dropped first.  The flag is set last, so that an
+ * interruption leaves at worst unused blocks.
  *
  * Takes 8 bytes of memory a name.  Returns 0 or an error
  * (EXT2_ET_ITREE_UNSUPP: the directory cannot have a tree;
@@ -128,9 +128,9 @@ errcode_t ext2fs_itree_build(ext2_filsys fs, ext2_ino_t dir)
 }
 
 /*
- * The same for a caller who knows the keys of all names already, such as one
- * who has just written the directory.  They may be in any order, and are
- * sorted where they are.
+ * The same for callers that know the keys of all names already, for instance
+ * because they have just written the directory.  The keys may be in any order,
+ * and are sorted in place.
  */
 errcode_t ext2fs_itree_build_keys(ext2_filsys fs, ext2_ino_t dir,
 				  __u64 *keys, __u64 count)

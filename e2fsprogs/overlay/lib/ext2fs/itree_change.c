@@ -2,9 +2,9 @@
 /*
  * itree_change.c --- keeping a tree in step with its directory
  *
- * The library has no transactions.  A directory therefore goes without its
- * flag while a name is added or removed, so that a program that dies in
- * between leaves blocks that nobody uses rather than a tree that lies.
+ * The library has no transactions.  So a directory's flag is cleared while a
+ * name is added or removed.  A program that dies in between leaves unused
+ * blocks, not a stale tree.
  */
 #include "config.h"
 #include <stdio.h>
@@ -62,7 +62,7 @@ errcode_t ext2fs_itree_suspend(ext2_filsys fs, ext2_ino_t dir,
 	retval = ext2fs_read_inode(fs, dir, &inode);
 	if (retval || !(inode.i_flags & EXT4_ITREE_FL))
 		return retval;
-	/* A tree whose keys cannot be told, or cannot grow, is given up */
+	/* Drops trees whose keys cannot be computed, or that cannot grow */
 	if (!fs->block_map ||
 	    ext2fs_itree_hasher_init(fs, dir, &inode, &hold->hasher))
 		return ext2fs_itree_forget(fs, dir);
@@ -118,7 +118,7 @@ static errcode_t apply(ext2_filsys fs, ext2_ino_t dir,
 		retval = itree_open_handle(it, NULL);
 		if (retval)
 			goto out;
-		/* Opening has compared it with what is mapped; it may grow */
+		/* Compared with the mapped blocks when it was opened; it may grow */
 		it->tree.max_blocks = ITREE_SEG_MAX;
 		if (hold->change > 0)
 			retval = ext2fs_itree_insert(it, hold->key);

@@ -26,7 +26,7 @@ static errcode_t open_map(ext2fs_itree it)
 	return ext2fs_extent_open2(it->fs, it->dir, &it->inode, &it->handle);
 }
 
-/* To be called before somebody else changes the map. */
+/* Call this before other code changes the map. */
 void itree_close_map(ext2fs_itree it)
 {
 	if (it->handle)
@@ -149,7 +149,7 @@ errcode_t ext2fs_itree_block_csum_set(ext2_filsys fs, ext2_ino_t dir,
  * Block operations for the core
  */
 
-/* Keeps @err for the caller of the core; returns what the core is told. */
+/* Keeps @err for the caller of the core; returns the errno for the core. */
 static int op_error(ext2fs_itree it, errcode_t err)
 {
 	if (!it->err)
@@ -251,11 +251,11 @@ static errcode_t map_first(ext2fs_itree it, blk64_t *ret)
 }
 
 /*
- * Maps the first @blocks blocks of an empty segment, in as few pieces as there
- * is room for.  What they hold is not touched.
+ * Maps the first @blocks blocks of an empty segment, in as few extents as free
+ * space allows.  Their contents are not written.
  *
- * Returns 0 or an error; some of the blocks may be mapped then, which dropping
- * the tree frees.
+ * Returns 0 or an error.  After an error some blocks may be mapped; dropping
+ * the tree frees them.
  */
 errcode_t itree_map_run(ext2fs_itree it, __u32 blocks)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR LGPL-2.0-only
 /*
- * itree_keys.c --- what the tree of a directory should hold
+ * itree_keys.c --- computing the keys of a directory's names
  */
 #include "config.h"
 #include <stdio.h>

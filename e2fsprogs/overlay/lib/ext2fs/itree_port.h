@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR LGPL-2.0-only */
 /*
- * What the portable itree core needs of its home: here, libext2fs.
- * The kernel and the unit tests have their own file of this name.
+ * The interface of the portable itree core to libext2fs.  The kernel and the
+ * unit tests have their own file of this name.
  */
 #ifndef ITREE_PORT_H
 #define ITREE_PORT_H

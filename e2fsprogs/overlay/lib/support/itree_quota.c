@@ -11,9 +11,9 @@
 #include "itree_quota.h"
 
 /*
- * Counts anew what everybody uses and writes it to the quota files, limits
- * kept.  Does nothing on file systems without quota files.  Needs bitmaps.
- * Returns 0 or an error; e2fsck mends what is wrong then.
+ * Recounts the usage of all users, groups and projects and writes it to the
+ * quota files; limits stay.  Does nothing without quota files.  Needs bitmaps.
+ * Returns 0 or an error, after which e2fsck has to correct the usage.
  */
 errcode_t quota_rewrite_usage(ext2_filsys fs)
 {
