@@ -22,9 +22,9 @@
 #define MAX_RUNS	4096U
 
 /*
- * A directory block that is missed within two ticks of the one before, the
- * so-manieth in a row, is read with its neighbours: as many bytes as ext4 reads
- * of an inode table by default.
+ * Look-ups that miss blocks within two ticks of each other are a streak.  From
+ * its nth block on, each is read with its neighbours: as many bytes as ext4
+ * reads of an inode table by default.
  */
 #define MISS_TICK	(HZ / 8)
 #define MISS_STREAK	8U

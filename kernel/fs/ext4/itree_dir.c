@@ -313,8 +313,8 @@ static bool is_dot(const struct ext4_dir_entry_2 *de)
 }
 
 /*
- * Gets a directory block, NULL if there is none to be visited.  A reader
- * leaves i_rwsem for that, and passes over what cannot be read.
+ * Gets a directory block.  Returns NULL for one to skip: a hole, or for readers
+ * one that cannot be read.  Readers release i_rwsem while they wait for it.
  */
 static struct buffer_head *visited_block(struct ext4_itree_visit *v,
 					 ext4_lblk_t block)
@@ -558,9 +558,9 @@ static u32 hold_blocks(struct inode *dir, struct buffer_head **bh, u32 blocks)
 
 /*
  * Builds the tree of a directory that has grown to EXT4_ITREE_MIN_BLOCKS, in
- * the handle of the create that made it grow; the flag comes last.  A
- * build that fails is no error: the directory then has no tree.  It reads
- * nothing from the disk, so a create waits for no more than on stock ext4.
+ * the handle of the create that made it grow; the flag comes last.  If the
+ * build fails, the create goes on and the directory has no tree.  The build
+ * reads nothing from the disk, so a create waits no longer than on stock ext4.
  */
 static void build(handle_t *handle, struct inode *dir)
 {

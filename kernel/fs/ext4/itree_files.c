@@ -527,7 +527,7 @@ static void read_tables(struct inode *dir, u32 from, u32 keys)
 		ext4_itree_start_tree(dir);
 }
 
-/* Reads keys @from and up ahead, as many as can be had without a wait. */
+/* Reads keys @from and up ahead, as many as are there without a wait. */
 static void read_run(struct file_run *r, u32 from, u32 keys)
 {
 	u32 i;

@@ -29,7 +29,7 @@
 #define EXT4_ITREE_IOC_VERSION	1
 
 /* ia_op */
-#define EXT4_ITREE_OP_STAT	0	/* anybody who can open the directory */
+#define EXT4_ITREE_OP_STAT	0	/* for all that can open the directory */
 #define EXT4_ITREE_OP_BUILD	1
 #define EXT4_ITREE_OP_DROP	2
 #define EXT4_ITREE_OP_CHECK	3
@@ -83,7 +83,7 @@ struct ext4_itree_args {
 	__u32	ia_locked_us;		/* BUILD: writers shut out at the end */
 	__u32	ia_why_block;		/* bad tree: in this block of it */
 	__u32	ia_block_size;
-	char	ia_why[64];		/* bad tree: what is wrong */
+	char	ia_why[64];		/* bad tree: the reason */
 	__u64	ia_reserved_out[4];
 };
 

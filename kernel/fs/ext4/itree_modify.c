@@ -121,7 +121,7 @@ struct insert {
 	u32 nfresh;		/* nodes taken from the free list */
 	u32 used;		/* of them in use already */
 	u32 top;		/* highest level that changes */
-	u32 free_head;		/* what is left of the free list */
+	u32 free_head;		/* head of the free list after the change */
 };
 
 /* How many nodes does the insert split; does it push the root down? */
@@ -408,7 +408,7 @@ int itree_insert(struct itree *t, u64 key)
 enum action {
 	KEEP,		/* an entry leaves the node, nothing else */
 	REMOVE,		/* the node becomes empty and is freed */
-	INTO_LEFT,	/* what is left goes into the left neighbour */
+	INTO_LEFT,	/* the other entries go into the left neighbour */
 	FROM_RIGHT,	/* the right neighbour comes in and is freed */
 };
 

@@ -310,7 +310,7 @@ void ext4_itree_readers_renumber(struct inode *dir, struct ext4_dir_entry_2 *de)
  * @hash: place in hash order to look from, set to the name's
  * @minor: likewise
  *
- * Returns false if there is none.
+ * Returns false if there are no more.
  */
 bool ext4_itree_next_moved(struct inode *dir, struct ext4_itree_pass *pass,
 			   u32 *hash, u32 *minor)
