@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * The itree's files are written for the newest kernel.  This header gives them
- * on Linux 6.12 what they call there.  fs/ext4/Makefile includes it before the
- * files that need it, and before no file of ext4's own.
+ * The itree's files are written for the newest kernel.  This header provides
+ * the functions that they call and Linux 6.12 lacks.  fs/ext4/Makefile includes
+ * it before the files that need it, and never before ext4's own.
  */
 #ifndef _EXT4_ITREE_COMPAT_H
 #define _EXT4_ITREE_COMPAT_H
@@ -58,9 +58,9 @@ static inline struct dentry *try_lookup_noperm(struct qstr *name,
 }
 
 /*
- * 6.12 wants a queue for those that wait until the look-up ends, and keeps a
- * pointer to it until then.  So it must live as long as the caller's stack
- * frame, which a variable of this block would not.
+ * 6.12 wants a wait queue from the caller and uses it until the look-up ends.
+ * The queue must outlive this block, so it is allocated in the stack frame of
+ * the calling function.
  */
 #define d_alloc_parallel(parent, name)					\
 ({									\
@@ -80,9 +80,9 @@ static inline void itree_compat_end_read(struct buffer_head *bh, int uptodate)
 #define end_buffer_read_sync	itree_compat_end_read
 
 /*
- * 6.12 takes invalidate_lock in here.  Later kernels want the caller to hold
- * it, so the one call is under the lock, and unlocks next: both together are
- * an unlock and the call.
+ * 6.12 takes invalidate_lock in this function; later kernels want the caller to
+ * hold it.  The only caller takes the lock, calls this, and unlocks.  So unlock
+ * before the call, and let the caller's unlock do nothing.
  */
 static inline void itree_compat_readahead(struct readahead_control *ractl,
 					  unsigned long pages,
