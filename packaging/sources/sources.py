@@ -325,12 +325,8 @@ class Mirror:
     def _addresses(self, source):
         """{file name: address} of all versions of a source package that the private lists have."""
         found = {}
-        listed = self.call(["apt-cache", *self.options(), "madison", source.name])
-        for line in listed.splitlines():
-            fields = [f.strip() for f in line.split("|")]
-            if len(fields) != 3 or fields[0] != source.name or not fields[2].endswith("Sources"):
-                continue
-            argv = ["apt-get", *self.options(), "source", "--print-uris", "--only-source", f"{source.name}={fields[1]}"]
+        for version in self._listed(source.name, private=True, of_sources=True):
+            argv = ["apt-get", *self.options(), "source", "--print-uris", "--only-source", f"{source.name}={version}"]
             found |= {name: uri for uri, name in re.findall(r"^'([^']+)' (\S+) ", self.call(argv), re.MULTILINE)}
         return found
 
@@ -365,11 +361,11 @@ class Mirror:
         # APT by itself takes what the release has, and nothing from suites like experimental.
         self.call(["apt-get", *self.options(), "download", f"{name}={versions[0]}"], cwd=into)
 
-    def _listed(self, name, private):
-        """Versions of a package in the private lists or in the host's own, the newest first."""
+    def _listed(self, name, private, of_sources=False):
+        """Versions of a package, or of a source package, in the private lists or the host's own, the newest first."""
         listed = self.call(["apt-cache", *self.options(private), "madison", name]).splitlines()
         rows = [[f.strip() for f in line.split("|")] for line in listed]
-        return [r[1] for r in rows if len(r) == 3 and r[0] == name and not r[2].endswith("Sources")]
+        return [r[1] for r in rows if len(r) == 3 and r[0] == name and r[2].endswith("Sources") == of_sources]
 
     def _package(self, source):
         # The host's own lists offer the newest point release; a machine whose

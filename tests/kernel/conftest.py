@@ -95,10 +95,10 @@ def pytest_terminal_summary(terminalreporter, config):
             terminalreporter.write_line(f"counted, {group}: {said}")
 
 
-def _lacks(option, kernel):
-    """Is it known that this kernel was built without the option?"""
+def built_with(option, kernel):
+    """Return whether a kernel was built with the option, None if its configuration does not lie beside it."""
     config = pathlib.Path(kernel).parent / "config"
-    return config.is_file() and f"\n{option}=y\n" not in config.read_text()
+    return f"\n{option}=y\n" in config.read_text() if config.is_file() else None
 
 
 def _marks(result, kernel):
@@ -113,7 +113,7 @@ def _marks(result, kernel):
         marks.append(pytest.mark.skip(reason=f"{case.full}: set ITREE_FULL=1"))
     if case.machine and pathlib.Path(kernel).is_file() and uml.is_uml(kernel):
         marks.append(pytest.mark.skip(reason=case.machine))
-    if "-nomem-" in result and _lacks("CONFIG_FAILSLAB", kernel):
+    if "-nomem-" in result and built_with("CONFIG_FAILSLAB", kernel) is False:
         why = "this kernel has no fault injection: make kernel-uml, then --kernel-image build/kernel-uml/linux"
         marks.append(pytest.mark.skip(reason=why))
     return marks

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """The unit tests that the kernel runs when it boots."""
 
-import pathlib
-
 import pytest
 import vm
+from conftest import built_with
 
 
 def test_kunit_of_the_kernel_under_test(request):
     """Each case of the itree passes on this kernel, and so do those that ext4 has itself."""
-    kernel = pathlib.Path(request.config.option.kernel_image)
-    config = kernel.parent / "config"
-    if not config.is_file() or "\nCONFIG_EXT4_KUNIT_TESTS=y\n" not in config.read_text():
+    kernel = request.config.option.kernel_image
+    if not built_with("CONFIG_EXT4_KUNIT_TESTS", kernel):
         pytest.skip("this kernel was built without its unit tests")
     res = vm.run("true", kernel=kernel, kunit=True, timeout=300)
     assert res.ok, res.explain()
