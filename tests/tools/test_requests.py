@@ -29,10 +29,10 @@ def volume(request, tmp_path_factory):
 @pytest.mark.parametrize("merged", [True, False])
 def test_tar(volume, tmp_path, merged):
     """Neighbours are read together, not by a request a file; where the kernel refuses madvise(), each by itself."""
-    archive = tmp_path / "a.tar"
+    archive, calls = tmp_path / "a.tar", tmp_path / "calls"
     argv = [built("bin/tar"), "--sort=disk", "-cf", archive, "-C", tmp_path / "mnt", "many"]
     if not merged:
-        argv = ["strace", "-f", "-o", "/dev/null", "--seccomp-bpf", "-e", "trace=madvise", "-e",
+        argv = ["strace", "-f", "-o", calls, "--seccomp-bpf", "-e", "trace=madvise,fadvise64", "-e",
                 "inject=madvise:error=EINVAL", *argv]  # fmt: skip
     with loop_mounted(volume, tmp_path / "mnt") as where:
         before = requests_of(where)
@@ -42,4 +42,9 @@ def test_tar(volume, tmp_path, merged):
             stored = {m.name: handle.extractfile(m).read() for m in handle if m.isreg()}
         assert stored == {f"many/{p.name}": p.read_bytes() for p in (where / "many").iterdir()}
     assert len(stored) == FILES
-    assert count < FILES / 5 if merged else count > FILES / 3
+    if merged:
+        assert count < FILES / 5
+    else:
+        # Calls, not requests: the block layer joins requests that wait side by side.  btrfs keeps half of these files
+        # in its metadata, where there is nothing to ask for.
+        assert calls.read_text().count("POSIX_FADV_WILLNEED") > FILES / 3
