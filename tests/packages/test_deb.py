@@ -41,6 +41,41 @@ def test_install_and_use(host):
         assert not [t for t in lost if "/share/" not in t], lost
 
 
+def test_the_initramfs_is_made_again(host):
+    """It has a copy of e2fsck: an older one refuses a root with the feature."""
+    host.apt("update")
+    assert "Processing triggers for initramfs-tools" in host.apt("install", "e2fsprogs")
+
+
+# What Debian 13 says of its library. It holds the same file below the other name of the directory.
+DEBIAN_13 = """Package: libext2fs2t64
+Version: 1.47.2-3+b12
+Architecture: amd64
+Multi-Arch: same
+Maintainer: test <test@itree.invalid>
+Provides: libext2fs2 (= 1.47.2-3+b12)
+Replaces: libext2fs2
+Breaks: libext2fs2 (<< 1.47.2-3)
+Description: stands for the package of Debian 13
+"""
+
+
+def test_debian_13s_library_does_not_take_the_place_of_ours(host):
+    """dpkg would not notice: there the file lies in /usr/lib, here in /lib. e2fsck would no longer start."""
+    host.apt("update")
+    host.apt("install", "e2fsprogs")
+    before = host.versions(*NAMES)
+    tree = host.root / "apt" / "t64"
+    (tree / "usr/lib/x86_64-linux-gnu").mkdir(parents=True)
+    (tree / "usr/lib/x86_64-linux-gnu/libext2fs.so.2.4").write_text("another library")
+    (tree / "DEBIAN").mkdir()
+    (tree / "DEBIAN" / "control").write_text(DEBIAN_13)
+    said = host.run("dpkg-deb -b /apt/t64 /apt/t64.deb && dpkg -i /apt/t64.deb 2>&1", ok=(1,))
+    assert "conflicting packages" in said, said
+    assert host.versions(*NAMES) == before and host.run("dpkg --audit") == ""
+    host.run("e2fsck -V 2>&1")
+
+
 def test_diskorder(host):
     """Comes, sorts, goes; what it sorts is in host.aside, a tmpfs, where it leaves the order alone."""
     host.apt("update")
