@@ -141,9 +141,12 @@ class Waiting:
     def __enter__(self) -> Waiting:
         thread, until = self.threads[0], time.monotonic() + PATIENCE
         thread.start()
-        while not self.reader.waits() and thread.is_alive() and time.monotonic() < until:
+        # A read that is not held ends within moments; only a wait that lasts is one for the held block.
+        looks = 0
+        while looks < 4 and thread.is_alive() and time.monotonic() < until:
             time.sleep(0.05)
-        self.asleep = self.reader.waits()
+            looks = looks + 1 if self.reader.waits() else 0
+        self.asleep = looks == 4
         return self
 
     def do(self, func, *args) -> None:
