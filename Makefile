@@ -68,8 +68,8 @@ rpm: ## RPMs built from them into build/packages/RPMS
 repo: ## a signed repository of both in build/packages/repo (ITREE_SIGN_KEY=FILE, ITREE_BASEURL=URL)
 	@packaging/rpm/build repo
 
-deb: ## .debs for Debian 12 into build/packages/DEBS, and a signed APT repository of them in build/packages/apt
-	@packaging/deb/build repo
+deb: ## .debs into build/packages/DEBS/RELEASE, a signed APT repository in build/packages/apt/RELEASE (RELEASE=trixie: another)
+	@packaging/deb/build repo $(addprefix --release ,$(RELEASE))
 
 module: ## ext4itree, ext4 with the itree beside the ext4 of a distribution's kernel (KERNEL=RELEASE or headers; default: the running one)
 	@kernel/module/build $(addprefix --kernel ,$(KERNEL))

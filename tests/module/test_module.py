@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 
-import debian_image
+import debian
 import pytest
 import sources
 import stock
@@ -155,11 +155,9 @@ def debian_13(tmp_path_factory):
     if os.geteuid():
         pytest.skip("making a root file system takes root")
     top = tmp_path_factory.mktemp("debian-13")
-    (top / "apt.sources").write_text(debian_image.apt_sources(release="trixie trixie-backports"))
-    packages = "linux-image-amd64,linux-headers-amd64,dkms,openssl,initramfs-tools"
-    subprocess.run(["mmdebstrap", "--variant=minbase", f"--include={packages}", "--format=directory", "--quiet",
-                    f"--customize-hook={KERNEL_UPDATE}", *debian_image.apt_options(), "trixie", top / "root",
-                    top / "apt.sources"], check=True)  # fmt: skip
+    packages = ("linux-image-amd64", "linux-headers-amd64", "dkms", "openssl", "initramfs-tools")
+    debian.make_root("trixie", packages, top / "root", f"--customize-hook={KERNEL_UPDATE}",
+                     suites="trixie trixie-backports")  # fmt: skip
     subprocess.run([REPO / "kernel" / "module" / "build", "--source", top / "source"], check=True)
     version = re.search(r'PACKAGE_VERSION="(.*)"', (top / "source" / "dkms.conf").read_text())[1]
     shutil.copytree(top / "source", top / "root" / "usr" / "src" / f"ext4itree-{version}")

@@ -24,7 +24,8 @@ def version(monkeypatch):
 
 def deb(tmp_path, version):
     build = tb.load_script(REPO / "packaging" / "deb" / "build")
-    tree = build.source_tree(tmp_path, version, None)
+    args = type("Args", (), {"dir": None, "here": build.debian.RELEASES["bookworm"]})
+    tree = build.source_tree(tmp_path, version, args)
     return output("dpkg-parsechangelog", "-l", str(tree / "debian" / "changelog"))
 
 
@@ -46,7 +47,7 @@ def test_older_packages_are_warned_of(tmp_path, version, kind):
 def test_other_packages_have_no_warning(version):
     for kind in ("deb", "rpm"):
         build = tb.load_script(REPO / "packaging" / kind / "build")
-        args = ("diskorder", "1-1", version) if kind == "deb" else (version, "1-1")
+        args = ("diskorder", "1-1", version, build.debian.RELEASES["trixie"]) if kind == "deb" else (version, "1-1")
         assert "e2fsck" not in build.changelog(*args)
 
 

@@ -32,7 +32,7 @@ def test_install_and_use(host):
     said = host.apt("install", "e2fsprogs")
     assert "no file system has been changed" in said
     now = host.versions(*NAMES)
-    assert all(v[1] == "ii" and v[0].endswith("itree0.1") for v in now.values()), now
+    assert all(v[1] == "ii" and v[0].endswith("itree0.1+deb12") for v in now.values()), now
     assert host.run("dpkg --audit") == ""
     host.run(USE.format(options="-O itree"))
     assert "itree" in host.run("dumpe2fs -h /apt/image 2>/dev/null | grep features")
@@ -99,7 +99,7 @@ def test_storage_server(host):
     host.apt("update")
     host.apt("install", "itree-storage-server", "coreutils-itree")
     states = host.versions("diskorder", "itree-storage-server", *NAMES, *PATCHED)
-    assert all(v[1] == "ii" for v in states.values()) and states["e2fsprogs"][0].endswith("itree0.1"), states
+    assert all(v[1] == "ii" for v in states.values()) and states["e2fsprogs"][0].endswith("itree0.1+deb12"), states
     assert host.run("tar --version; rsync --version; cp --version") == stock
     said = host.run("diskorder tar --version; diskorder rsync --version; diskorder cp --version")
     for words in ("(GNU tar) 1.35", "version 3.5.1 ", "(GNU coreutils) 9.7"):

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import tempfile
 
-import sources
+import debian
 import treebuild as tb
 
 RELEASE = "bookworm"
@@ -91,29 +91,6 @@ chroot . sh -c 'cd /srv/debian && apt-get -o APT::Sandbox::User=root download @L
 """
 
 
-def apt_sources(updates=False, release=None):
-    """Return what mmdebstrap reads, in the deb822 form: what this machine has, or other suites of its mirror.
-
-    updates: those of security, too; release: suites such as "trixie trixie-backports", in place of this machine's.
-    """
-    stanzas = sources.host_stanzas(updates=updates)
-    if release:
-        stanzas = [(uris, release.split(), signed) for uris, _, signed in stanzas[:1]]
-    if not stanzas:
-        raise tb.BuildError("found no Debian archive with component main in the APT sources of this machine")
-    return "\n".join(
-        f"Types: deb\nURIs: {' '.join(uris)}\nSuites: {' '.join(suites)}\nComponents: main\n"
-        f"Signed-By: {signed.strip() or '/usr/share/keyrings/debian-archive-keyring.gpg'}\n"
-        for uris, suites, signed in stanzas
-    )
-
-
-def apt_options():
-    """Return mmdebstrap's options for this machine's way to its mirror, such as a proxy."""
-    return [f"--aptopt={path}" for path in sorted(pathlib.Path("/etc/apt/apt.conf.d").glob("*"))
-            if "Acquire::" in path.read_text(errors="replace")]  # fmt: skip
-
-
 def call(*argv, **kwargs):
     """Run a step of the build; a BuildError with what it said if it fails."""
     res = subprocess.run([str(a) for a in argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -134,8 +111,8 @@ def build(recipe, out):
         script = script.replace(f"@{name}@", str(text))
     (out / "customize").write_text("#!/bin/sh\n" + script)
     (out / "customize").chmod(0o755)
-    (out / "apt.sources").write_text(apt_sources(recipe.updates))
-    options = apt_options()
+    (out / "apt.sources").write_text(debian.apt_sources(recipe.updates))
+    options = debian.apt_options()
     if recipe.preseed:
         options.append(f"--essential-hook=printf '{recipe.preseed}\\n' | chroot \"$1\" debconf-set-selections")
     try:
@@ -162,7 +139,7 @@ def build(recipe, out):
 
 def image(recipe=SERVER):
     """The directory with the disks, from the cache or built now (some minutes)."""
-    parts = (RELEASE, UUID, BASE, recipe, GRUB_MODULES, CUSTOMIZE, apt_sources(recipe.updates))
+    parts = (RELEASE, UUID, BASE, recipe, GRUB_MODULES, CUSTOMIZE, debian.apt_sources(recipe.updates))
     key = hashlib.sha256(repr(parts).encode()).hexdigest()
     top = tb.cache_dir() / recipe.name
     top.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""Debian's releases: what differs between them for our packages, and a root of each to build packages in."""
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+
+import sources
+import treebuild as tb
+
+
+@dataclasses.dataclass(frozen=True)
+class Release:
+    """A release of Debian that we build packages for."""
+
+    codename: str
+    number: str  # as in VERSION_ID of /etc/os-release
+    library: str  # the package of libext2fs
+    needs: tuple[str, ...] = ()  # what e2fsprogs is built with there, besides the needs of all releases
+    relations: str = ""  # fields of the library's stanza in the control file
+    fuse_relations: str = ""  # the same of fuse2fs
+
+    @property
+    def suffix(self):
+        """What ends the version of a compiled package: a newer release's package is newer."""
+        return f"+deb{self.number}"
+
+
+# In 13 the files of /lib and /sbin moved below /usr, and the library has a name that says its times have 64 bits. dpkg
+# does not see that it has the files of the library of 12, so ours of 12 refuses to be installed beside it.
+RELEASES = {r.codename: r for r in (
+    Release("bookworm", "12", "libext2fs2",
+            relations="Provides: e2fslibs (= ${binary:Version})\nConflicts: libext2fs2t64\n"),
+    Release("trixie", "13", "libext2fs2t64", ("dh-sequence-movetousr",),
+            "Provides: e2fslibs (= ${binary:Version}), libext2fs2 (= ${binary:Version})\n"
+            "Breaks: libext2fs2 (<< ${binary:Version})\nReplaces: libext2fs2\n",
+            "Breaks: fuseext2 (<< 1.47.1-2~)\nReplaces: fuseext2 (<< 1.47.1-2~)\n"),
+)}  # fmt: skip
+
+# What builds packages, besides what their control files name.
+TOOLS = ("build-essential", "ccache", "debhelper", "python3", "patch", "pkg-config", "xz-utils", "file")
+
+
+def here():
+    """Return the release that this machine runs, None if it is none of ours."""
+    text = pathlib.Path("/etc/os-release").read_text()
+    if not re.search(r'^ID="?debian', text, re.M):
+        return None
+    return next((r for r in RELEASES.values() if re.search(rf'^VERSION_ID="?{r.number}"?$', text, re.M)), None)
+
+
+def apt_sources(updates=False, release=None):
+    """Return what mmdebstrap reads, in the deb822 form: what this machine has, or other suites of its mirror.
+
+    updates: those of security, too; release: suites such as "trixie trixie-backports", in place of this machine's.
+    """
+    stanzas = sources.host_stanzas(updates=updates)
+    if release:
+        stanzas = [(uris, release.split(), signed) for uris, _, signed in stanzas[:1]]
+    if not stanzas:
+        raise tb.BuildError("found no Debian archive with component main in the APT sources of this machine")
+    return "\n".join(
+        f"Types: deb\nURIs: {' '.join(uris)}\nSuites: {' '.join(suites)}\nComponents: main\n"
+        f"Signed-By: {(signed or '').strip() or '/usr/share/keyrings/debian-archive-keyring.gpg'}\n"
+        for uris, suites, signed in stanzas
+    )
+
+
+def apt_options():
+    """Return mmdebstrap's options for this machine's way to its mirror, such as a proxy."""
+    return [f"--aptopt={path}" for path in sorted(pathlib.Path("/etc/apt/apt.conf.d").glob("*"))
+            if "Acquire::" in path.read_text(errors="replace")]  # fmt: skip
+
+
+def make_root(release, packages, root, *options, suites=None):
+    """Make a root of a release, a codename, with these packages in the directory root, by mmdebstrap.
+
+    options are more of mmdebstrap's; suites, such as "trixie trixie-backports", are those that its APT knows in place
+    of the release alone. Raises BuildError with what it said if it fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="itree-root-") as tmp:
+        listed = pathlib.Path(tmp) / "apt.sources"
+        listed.write_text(apt_sources(release=suites or release))
+        argv = ["mmdebstrap", "--variant=minbase", f"--include={','.join(packages)}", "--format=directory", "--quiet",
+                *apt_options(), *options, release, root, listed]  # fmt: skip
+        res = subprocess.run([str(a) for a in argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                             stderr=subprocess.STDOUT, text=True, check=False)  # fmt: skip
+    if res.returncode:
+        raise tb.BuildError(f"mmdebstrap of {release} ended with {res.returncode}:\n{res.stdout[-4000:]}")
+
+
+def build_root(release, packages):
+    """Return the directory with a root of a release to build in, from the cache or made now (minutes; root only)."""
+    packages = sorted({*TOOLS, *packages})
+    if os.geteuid() or not shutil.which("mmdebstrap"):
+        raise tb.BuildError(f"building for {release.codename} wants root and mmdebstrap: run `make deps`, "
+                            f"or build on Debian {release.number}")  # fmt: skip
+    key = hashlib.sha256(repr((release.codename, packages)).encode()).hexdigest()
+    top = tb.cache_dir() / "build-roots"
+    top.mkdir(parents=True, exist_ok=True)
+    made = top / f"{release.codename}-{key[:16]}"
+    with tb.locked("deb", top / ".lock"):
+        if not made.exists():
+            tb.say("deb", f"making a root of Debian {release.number} to build in; this takes some minutes")
+            for old in top.glob(f"{release.codename}-*"):
+                shutil.rmtree(old)
+            part = top / f".{made.name}.part"
+            shutil.rmtree(part, ignore_errors=True)
+            make_root(release.codename, packages, part)
+            part.rename(made)
+    return made
+
+
+def run_in(root, argv, env, shown=(), writable=()):
+    """Run a command in a root and return its exit code.
+
+    The directories in shown, and those in writable, are there under the names that they have here; what the command
+    leaves elsewhere goes, but what it leaves in the root stays. Mounts are in a namespace of their own.
+    """
+    with tempfile.TemporaryDirectory(prefix="itree-build-") as scratch:
+        steps = ["set -e", f'mount --bind "{scratch}" "{root}/tmp"', f'mount -t proc proc "{root}/proc"',
+                 f'mount --rbind /dev "{root}/dev"']  # fmt: skip
+        for path, read_only in [*((p, True) for p in shown), *((p, False) for p in writable)]:
+            steps.append(f'mkdir -p "{root}{path}" && mount --bind "{path}" "{root}{path}"')
+            if read_only:
+                steps.append(f'mount -o remount,bind,ro "{root}{path}"')
+        steps.append(f'exec chroot "{root}" "$@"')
+        command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", "\n".join(steps), "sh", *argv]
+        env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LC_ALL": "C.UTF-8", **env}
+        return subprocess.run([str(a) for a in command], env=env, stdin=subprocess.DEVNULL, check=False).returncode
