@@ -71,17 +71,22 @@ def apt_sources(updates=False, release=None):
     )
 
 
-def apt_options():
-    """Return mmdebstrap's options for this machine's way to its mirror, such as a proxy."""
-    return [f"--aptopt={path}" for path in sorted(pathlib.Path("/etc/apt/apt.conf.d").glob("*"))
+def apt_files():
+    """Return APT's configuration files for this machine's way to its mirror, such as a proxy."""
+    return [path for path in sorted(pathlib.Path("/etc/apt/apt.conf.d").glob("*"))
             if "Acquire::" in path.read_text(errors="replace")]  # fmt: skip
+
+
+def apt_options():
+    """Return mmdebstrap's options that name those files."""
+    return [f"--aptopt={path}" for path in apt_files()]
 
 
 def make_root(release, packages, root, *options, suites=None):
     """Make a root of a release, a codename, with these packages in the directory root, by mmdebstrap.
 
-    options are more of mmdebstrap's; suites, such as "trixie trixie-backports", are those that its APT knows in place
-    of the release alone. Raises BuildError with what it said if it fails.
+    options: more options of mmdebstrap. suites: the suites that APT reads, such as "trixie trixie-backports"; without
+    them it reads the release alone. If mmdebstrap fails, raises BuildError with its output.
     """
     with tempfile.TemporaryDirectory(prefix="itree-root-") as tmp:
         listed = pathlib.Path(tmp) / "apt.sources"

@@ -84,8 +84,8 @@ def bookworm(work, repos):
     if os.geteuid():
         pytest.skip("making a root file system takes root")
     host = Host(work / "bookworm")
-    for path in (p for p in debian.apt_options()):
-        shutil.copy(path.removeprefix("--aptopt="), host.root / "etc/apt/apt.conf.d")
+    for path in debian.apt_files():
+        shutil.copy(path, host.root / "etc/apt/apt.conf.d")
     host.is_debian("bookworm")
     host.has_ours(repos["bookworm"], "bookworm")
     host.run(f"apt-get -q update; {APT} install e2fsprogs")
