@@ -116,7 +116,7 @@ test-module: $(PYTHON) e2fsprogs ## ext4itree: built for the distribution's kern
 test-stock: $(PYTHON) e2fsprogs ## some of tests/kernel on the distribution's kernel with that module (ITREE_FULL=1: whole groups)
 	@tests/stock
 
-test-bases: $(PYTHON) e2fsprogs ## a tenth of tests/kernel on each other kernel series of sources.lock (ITREE_FULL=1: all; BASE=7.3: that one)
+test-bases: $(PYTHON) e2fsprogs ## a tenth of tests/kernel on the newest kernel series of sources.lock (ITREE_FULL=1: all, on each; BASE=7.3: on that one)
 	@tests/bases $(OF_BASE)
 
 test-debug: $(PYTHON) ## damaged trees, failing disks and memory on the debug kernel: KASAN, UBSAN, lockdep, kmemleak

@@ -37,8 +37,16 @@ def test_a_series_before_all_patches_is_refused(kernel, monkeypatch):
 
 
 def test_an_unknown_series_is_refused_with_those_there_are(kernel):
-    with pytest.raises(tb.BuildError, match=r"--base 5\.15: sources\.lock has Linux 6\.12, "):
+    with pytest.raises(tb.BuildError, match=r"--base 5\.15: sources\.lock has Linux 6\.12, .* and "):
         kernel.base_of("5.15")
+
+
+def test_what_is_tried_where_all_take_too_long(kernel, monkeypatch):
+    lines = [("linux", "6.12"), ("linux-7.10", "7.10"), ("linux-7.3", "7.3")]
+    for count, want in ((3, ["6.12", "7.10"]), (1, ["6.12"])):
+        monkeypatch.setattr(sources, "read_lock", lambda n=count: lock(*lines[:n]))
+        assert [b.series for b in kernel.ends()] == want
+    assert [kernel.listed(["1", "2", "3"][:n]) for n in (1, 2, 3)] == ["1", "1 and 2", "1, 2 and 3"]
 
 
 def test_releases_of_a_series(kernel):
