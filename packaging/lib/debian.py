@@ -82,17 +82,17 @@ def apt_options():
     return [f"--aptopt={path}" for path in apt_files()]
 
 
-def make_root(release, packages, root, *options, suites=None):
+def make_root(release, packages, root, *options, listed=None):
     """Make a root of a release, a codename, with these packages in the directory root, by mmdebstrap.
 
-    options: more options of mmdebstrap. suites: the suites that APT reads, such as "trixie trixie-backports"; without
-    them it reads the release alone. If mmdebstrap fails, raises BuildError with its output.
+    options: more options of mmdebstrap. listed: what APT reads, from apt_sources(); by default the release alone. If
+    mmdebstrap fails, raises BuildError with its output.
     """
     with tempfile.TemporaryDirectory(prefix="itree-root-") as tmp:
-        listed = pathlib.Path(tmp) / "apt.sources"
-        listed.write_text(apt_sources(release=suites or release))
+        file = pathlib.Path(tmp) / "apt.sources"
+        file.write_text(listed or apt_sources(release=release))
         argv = ["mmdebstrap", "--variant=minbase", f"--include={','.join(packages)}", "--format=directory", "--quiet",
-                *apt_options(), *options, release, root, listed]  # fmt: skip
+                *apt_options(), *options, release, root, file]  # fmt: skip
         res = subprocess.run([str(a) for a in argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                              stderr=subprocess.STDOUT, text=True, check=False)  # fmt: skip
     if res.returncode:

@@ -32,12 +32,17 @@ def disks_of(root, top):
     return [esp, disk, image(top / "data.img", 256 << 20)]
 
 
-def boot(disks, kernel, top, timeout=900):
-    """Run the machine until it powers itself off; what it said on its serial line."""
+def boot(disks, kernel, top, timeout=900, keys=None):
+    """Run the machine until it powers itself off; what it said on its serial line.
+
+    keys: with Secure Boot; files with the keys that the owner has enrolled besides Microsoft's.
+    """
     (top / "vars.fd").unlink(missing_ok=True)
-    store = firmware.variables(top / "vars.fd")
+    secure = keys is not None
+    store = firmware.secure_variables(top / "vars.fd", keys) if secure else firmware.variables(top / "vars.fd")
     # A kernel that panics is not started again and again.
-    argv = firmware.command(kernel, "1G", f"file:{top}/console", disks, store, cache="unsafe", more=("-no-reboot",))
+    argv = firmware.command(kernel, "1G", f"file:{top}/console", disks, store, cache="unsafe", secure=secure,
+                            more=("-no-reboot",))  # fmt: skip
     (top / "console").touch()
     try:
         res = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""The disk of a Debian 12 host with a stock kernel and GRUB. Made once by mmdebstrap and kept in the cache.
+"""The disk of a Debian host with a stock kernel and GRUB. Made once by mmdebstrap and kept in the cache.
 
 SERVER is a mail and NFS server: the kernel that knows itrees comes by the roles under test. Packages that a host gets
 from its distribution later lie in /srv/debian: the machines reach no network but the ports forwarded to them.
@@ -16,7 +16,6 @@ import tempfile
 import debian
 import treebuild as tb
 
-RELEASE = "bookworm"
 UUID = "17ee17ee-0000-4000-8000-000000000001"
 BASE = ("systemd-sysv", "udev", "dbus", "openssh-server", "iproute2", "procps", "initramfs-tools", "grub-common",
         "grub2-common", "grub-efi-amd64-bin", "e2fsprogs", "logsave")  # fmt: skip
@@ -31,6 +30,13 @@ class Recipe:
     later: tuple[str, ...]
     preseed: str = ""
     updates: bool = False  # security updates are there, too
+    release: str = "bookworm"
+    suites: str = ""  # what APT reads of another release than this machine's
+
+    @property
+    def listed(self):
+        """What APT reads while the disk is made."""
+        return debian.apt_sources(self.updates, self.suites)
 
 
 SERVER = Recipe(
@@ -87,7 +93,9 @@ set prefix=(\$root)/boot/grub
 configfile \$prefix/grub.cfg
 END
 chroot . grub-mkimage -O x86_64-efi -p /boot/grub -c /tmp/early.cfg -o /boot/efi/BOOTX64.EFI @MODULES@
-chroot . sh -c 'cd /srv/debian && apt-get -o APT::Sandbox::User=root download @LATER@'
+mkdir srv/debian/partial
+chroot . apt-get -qq --reinstall --download-only -o Dir::Cache::Archives=/srv/debian install @LATER@
+rm -r srv/debian/partial srv/debian/lock
 """
 
 
@@ -111,14 +119,11 @@ def build(recipe, out):
         script = script.replace(f"@{name}@", str(text))
     (out / "customize").write_text("#!/bin/sh\n" + script)
     (out / "customize").chmod(0o755)
-    (out / "apt.sources").write_text(debian.apt_sources(recipe.updates))
-    options = debian.apt_options()
+    options = [f"--customize-hook={out / 'customize'}"]
     if recipe.preseed:
         options.append(f"--essential-hook=printf '{recipe.preseed}\\n' | chroot \"$1\" debconf-set-selections")
     try:
-        call("mmdebstrap", "--variant=minbase", f"--include={','.join(BASE + recipe.packages)}", "--format=directory",
-             "--quiet", *options, f"--customize-hook={out / 'customize'}", RELEASE, root, out / "apt.sources",
-             timeout=3600)  # fmt: skip
+        debian.make_root(recipe.release, BASE + recipe.packages, root, *options, listed=recipe.listed)
         # From now on the host knows /srv/debian alone.
         (root / "srv/debian/Packages").write_text(call("apt-ftparchive", "packages", ".", cwd=root / "srv/debian"))
         shutil.rmtree(root / "etc/apt/sources.list.d")
@@ -139,7 +144,7 @@ def build(recipe, out):
 
 def image(recipe=SERVER):
     """The directory with the disks, from the cache or built now (some minutes)."""
-    parts = (RELEASE, UUID, BASE, recipe, GRUB_MODULES, CUSTOMIZE, debian.apt_sources(recipe.updates))
+    parts = (UUID, BASE, recipe, GRUB_MODULES, CUSTOMIZE, recipe.listed)
     key = hashlib.sha256(repr(parts).encode()).hexdigest()
     top = tb.cache_dir() / recipe.name
     top.mkdir(parents=True, exist_ok=True)

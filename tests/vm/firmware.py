@@ -6,6 +6,9 @@ vm.py starts a kernel over this host's root; this is for installed systems: pack
 
 import pathlib
 import shutil
+import subprocess
+import sys
+import uuid
 
 import vm
 
@@ -19,7 +22,18 @@ def variables(path):
     return path
 
 
-def command(kernel, memory, serial, disks, store, boot=None, forwards=None, cache="writeback", more=()):
+def secure_variables(path, keys=()):
+    """The firmware's memory with Secure Boot on: Microsoft's keys, and the owner's for shim (PEM or DER files)."""
+    argv = [sys.executable, "-m", "virt.firmware.vars", "--input", FIRMWARE / "OVMF_VARS_4M.fd", "--output", path,
+            "--enroll-microsoft", "--microsoft-db", "all", "--secure-boot"]  # fmt: skip
+    for key in keys:
+        argv += ["--add-mok", str(uuid.uuid4()), key]
+    subprocess.run([str(a) for a in argv], check=True, capture_output=True)
+    return path
+
+
+def command(kernel, memory, serial, disks, store, boot=None, forwards=None, cache="writeback", more=(),
+            secure=False):  # fmt: skip
     """QEMU's command line.
 
     kernel: an image that is there, to find out with whether KVM works; it is not what boots.
@@ -28,16 +42,18 @@ def command(kernel, memory, serial, disks, store, boot=None, forwards=None, cach
     boot: number of the disk to boot from, where it is not the first one with a boot loader.
     forwards: {port of 127.0.0.1: port of the machine}; nothing else leads in or out. None: no network.
     cache: with "unsafe", a power cut is none.
+    secure: firmware that knows Secure Boot, with a store of secure_variables().
     """
     kvm = vm.kvm_works(kernel)
     # Emulated processors in threads of their own now and then miss the kernel patching its code under them.
     accel, cpus = ("kvm", "2") if kvm else ("tcg,thread=single", "1")
-    argv = ["qemu-system-x86_64", "-machine", "q35", "-accel", accel, "-m", memory, "-smp", cpus, "-nodefaults",
+    machine, code = ("q35,smm=on", "OVMF_CODE_4M.secboot.fd") if secure else ("q35", "OVMF_CODE_4M.fd")
+    argv = ["qemu-system-x86_64", "-machine", machine, "-accel", accel, "-m", memory, "-smp", cpus, "-nodefaults",
             "-display", "none", "-serial", serial, "-device", "virtio-rng-pci"]  # fmt: skip
     # Emulated, each miss of the TLB walks the page tables: four levels are quicker than five.
     argv += ["-cpu", "host"] if kvm else ["-cpu", "max,la57=off", "-global", "virtio-blk-pci.ioeventfd=off"]
     if store:
-        argv += ["-drive", f"if=pflash,format=raw,readonly=on,file={FIRMWARE}/OVMF_CODE_4M.fd",
+        argv += ["-drive", f"if=pflash,format=raw,readonly=on,file={FIRMWARE}/{code}",
                  "-drive", f"if=pflash,format=raw,file={store}"]  # fmt: skip
     if forwards is not None:
         ports = "".join(f",hostfwd=tcp:127.0.0.1:{host}-:{guest}" for host, guest in forwards.items())
