@@ -224,8 +224,8 @@ def test_headers_of_debian_13(debian_13):
 def test_debian_13(debian_13, disk, series):
     """The newest of its kernels of a series mounts volumes of both kinds."""
     root, version = debian_13
-    (image,) = (root / "boot").glob(f"vmlinuz-{series}.*")
-    release = image.name.removeprefix("vmlinuz-")
+    images = [p.name.removeprefix("vmlinuz-") for p in (root / "boot").glob(f"vmlinuz-{series}.*")]
+    release = max(images, key=lambda name: [int(n) for n in re.findall(r"\d+", name)])
     dkms_install(root, version, release)
     two_at_once(stock.Stock(release, root), disk)
 
