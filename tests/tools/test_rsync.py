@@ -203,7 +203,7 @@ def rounds(out):
     for line in pathlib.Path(out).read_text(errors="replace").splitlines():
         if asked_ahead(line):
             counts[-1] += 1
-        elif counts[-1] and "openat(" in line:
+        elif counts[-1] and "FIEMAP" in line:
             counts.append(0)
     return counts
 
@@ -234,7 +234,7 @@ def test_reads_less_ahead_when_that_is_lost(rsync, many, ext4, tmp_path):
         forget(many)
         try:
             with around:
-                log = trace(tmp_path, ("openat", *AHEAD_CALLS), rsync, "-a", f"{many}/", f"{out}/", strace=("-y",))
+                log = trace(tmp_path, ("ioctl", *AHEAD_CALLS), rsync, "-a", f"{many}/", f"{out}/", strace=("-y",))
             assert contents(out) == contents(many)
         finally:
             shutil.rmtree(out, ignore_errors=True)
@@ -244,6 +244,74 @@ def test_reads_less_ahead_when_that_is_lost(rsync, many, ext4, tmp_path):
     # Of the last 1,000 and more, sent while it rests, none is read ahead.
     assert 2000 < sum(looks["lost"]) < 4000 and sum(looks["kept"]) > 4500
     assert max(half["kept"]) > 2 * 32
+
+
+@pytest.fixture(scope="module")
+def lots(ext4):
+    """12,000 files: more than are read ahead by the requests that wait."""
+    yield make_many(ext4 / "lots", 12000)
+    shutil.rmtree(ext4 / "lots")
+
+
+def asked_of(log):
+    """Names of the files that a trace has read ahead, in that order."""
+    found = (asked_ahead(t) for t in pathlib.Path(log).read_text(errors="replace").splitlines())
+    return [os.path.basename(f[0]) for f in found if f]
+
+
+def test_reads_ahead_by_the_list(rsync, lots, ext4, tmp_path):
+    """A first copy: more files at a time than requests fit the buffer, looked at by inode and read in disk order."""
+    out = ext4 / "copy"
+    forget(lots)
+    try:
+        log = trace(tmp_path, ("ioctl", *AHEAD_CALLS), rsync, "-a", f"{lots}/", f"{out}/", strace=("-y",))
+        assert contents(out) == contents(lots)
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
+    names = asked_of(log)
+    assert len(set(names)) == len(names) > 11000
+    looks = rounds(log)
+    largest = max(looks)
+    assert largest > 4096, looks
+    before = sum(looks[: looks.index(largest)])
+    read = names[before : before + largest]
+    assert falls([first_extent(lots / n) for n in read]) < 10
+    looked = re.findall(r"ioctl\(\d+<[^>]*/([^/>]*)>, FS_IOC_FIEMAP", log.read_text(errors="replace"))
+    assert falls([os.stat(lots / n).st_ino for n in looked if n in set(read)]) < 10
+
+
+def test_reads_ahead_no_file_that_the_receiver_has(rsync, lots, ext4, tmp_path):
+    """It has every other one: the list says nothing about what it will ask for, and only its requests count."""
+    out = ext4 / "copy"
+    shutil.copytree(lots, out)
+    missing = sorted(os.listdir(lots))[::2]
+    for name in missing:
+        (out / name).unlink()
+    forget(lots)
+    try:
+        log = trace(tmp_path, AHEAD_CALLS, rsync, "-a", f"{lots}/", f"{out}/", strace=("-y",))
+        assert contents(out) == contents(lots)
+    finally:
+        shutil.rmtree(out)
+    names = asked_of(log)
+    assert set(names) <= set(missing) and len(names) > len(missing) / 2
+
+
+def test_the_receiver_wants_no_more(rsync, lots, ext4, tmp_path):
+    """The first quarter is missing there: not more files are read in vain than were sent."""
+    out = ext4 / "copy"
+    shutil.copytree(lots, out)
+    missing = sorted(os.listdir(lots))[:3000]
+    for name in missing:
+        (out / name).unlink()
+    forget(lots)
+    try:
+        log = trace(tmp_path, AHEAD_CALLS, rsync, "-a", f"{lots}/", f"{out}/", strace=("-y",))
+        assert contents(out) == contents(lots)
+    finally:
+        shutil.rmtree(out)
+    names = set(asked_of(log))
+    assert len(names & set(missing)) > 2500 and len(names - set(missing)) < len(missing)
 
 
 def test_space_is_free_when_it_was_sent(rsync, many, ext4, tmp_path):
