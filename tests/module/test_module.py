@@ -105,7 +105,8 @@ def test_try_on_host(kernel, tmp_path):
     said, _ = in_guest(
         kernel,
         f"ln -s {REPO}/kernel/module/mkfs.ext4itree /run/; ln -s {SBIN}/e2fsck /run/fsck.ext4itree; "
-        f"mount --bind {SBIN}/mke2fs /sbin/mke2fs; mkdir /run/aside; mount --bind /run/aside /var/tmp; export PATH=/run:$PATH; cd /run; "
+        f"mount --bind {SBIN}/mke2fs /sbin/mke2fs; mkdir /run/aside; mount --bind /run/aside /var/tmp; "
+        "export PATH=/run:$PATH; cd /run; "
         f"{script} --installed --report /run/report >/dev/null; cat report; "
         # A volume that cannot be mounted: steps fail, and nothing stays behind.
         "mkdir stub; printf '#!/bin/sh\nexit 1\n' >stub/mount; chmod +x stub/mount; "
