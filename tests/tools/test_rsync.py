@@ -280,11 +280,9 @@ def test_reads_ahead_by_the_list(rsync, lots, ext4, tmp_path):
     assert falls([os.stat(lots / n).st_ino for n in looked if n in set(read)]) < 10
 
 
-def test_reads_ahead_no_file_that_the_receiver_has(rsync, lots, ext4, tmp_path):
-    """It has every other one: the list says nothing about what it will ask for, and only its requests count."""
-    out = ext4 / "copy"
+def read_for_a_part(rsync, lots, out, missing, tmp_path):
+    """Send lots to a receiver that has all files but those in missing. Returns the names of the files read ahead."""
     shutil.copytree(lots, out)
-    missing = sorted(os.listdir(lots))[::2]
     for name in missing:
         (out / name).unlink()
     forget(lots)
@@ -293,24 +291,20 @@ def test_reads_ahead_no_file_that_the_receiver_has(rsync, lots, ext4, tmp_path):
         assert contents(out) == contents(lots)
     finally:
         shutil.rmtree(out)
-    names = asked_of(log)
+    return asked_of(log)
+
+
+def test_reads_ahead_no_file_that_the_receiver_has(rsync, lots, ext4, tmp_path):
+    """It has every other one: the list says nothing about what it will ask for, and only its requests count."""
+    missing = sorted(os.listdir(lots))[::2]
+    names = read_for_a_part(rsync, lots, ext4 / "copy", missing, tmp_path)
     assert set(names) <= set(missing) and len(names) > len(missing) / 2
 
 
 def test_the_receiver_wants_no_more(rsync, lots, ext4, tmp_path):
     """The first quarter is missing there: not more files are read in vain than were sent."""
-    out = ext4 / "copy"
-    shutil.copytree(lots, out)
     missing = sorted(os.listdir(lots))[:3000]
-    for name in missing:
-        (out / name).unlink()
-    forget(lots)
-    try:
-        log = trace(tmp_path, AHEAD_CALLS, rsync, "-a", f"{lots}/", f"{out}/", strace=("-y",))
-        assert contents(out) == contents(lots)
-    finally:
-        shutil.rmtree(out)
-    names = set(asked_of(log))
+    names = set(read_for_a_part(rsync, lots, ext4 / "copy", missing, tmp_path))
     assert len(names & set(missing)) > 2500 and len(names - set(missing)) < len(missing)
 
 
