@@ -97,9 +97,9 @@ def test_programs_that_look_at_the_type(kernel, disk):
 
 
 def test_try_on_host(kernel, tmp_path):
-    """packaging/rpm/try-on-host with what is installed: all steps pass, and the report says so; one that fails is told.
+    """packaging/rpm/try-on-host --installed reports each step, whether it passed or failed, and leaves nothing behind.
 
-    Its installing and removing wants dnf and an EL or a Fedora.
+    To install and remove the packages it wants dnf and an EL or a Fedora.
     """
     script = REPO / "packaging" / "rpm" / "try-on-host"
     said, _ = in_guest(

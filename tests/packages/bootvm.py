@@ -33,7 +33,7 @@ def disks_of(root, top):
 
 
 def boot(disks, kernel, top, timeout=900, keys=None):
-    """Run the machine until it powers itself off; what it said on its serial line.
+    """Run the machine until it powers itself off. Returns the text that it wrote to its serial line.
 
     keys: with Secure Boot; files with the keys that the owner has enrolled besides Microsoft's.
     """
