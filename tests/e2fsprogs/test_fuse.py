@@ -2,13 +2,14 @@
 """fuse2fs lists in order of inode, and what it changes leaves the trees exact."""
 
 import contextlib
+import ctypes
 import os
 import pathlib
 import subprocess
 import time
 
 import pytest
-from conftest import FILES, ROOT, make, tool
+from conftest import FILES, ROOT, make, run, tool
 
 pytestmark = pytest.mark.skipif(not (ROOT / "bin" / "fuse2fs").exists(), reason="fuse2fs was not built")
 
@@ -44,6 +45,40 @@ def test_lists_in_inode_order(image, tmp_path):
     inodes = [expected[name] for name in found]
     assert inodes == sorted(inodes)
     image.clean()
+
+
+class Dirent(ctypes.Structure):
+    """struct dirent64 of the C library."""
+
+    _fields_ = [("d_ino", ctypes.c_uint64), ("d_off", ctypes.c_int64), ("d_reclen", ctypes.c_uint16),
+                ("d_type", ctypes.c_uint8), ("d_name", ctypes.c_char * 256)]  # fmt: skip
+
+
+def types(path):
+    """{name: d_type} of a directory."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.opendir.restype = ctypes.c_void_p
+    libc.readdir64.argtypes, libc.closedir.argtypes = [ctypes.c_void_p], [ctypes.c_void_p]
+    libc.readdir64.restype = ctypes.POINTER(Dirent)
+    handle = libc.opendir(os.fsencode(path))
+    assert handle
+    found = {}
+    while entry := libc.readdir64(handle):
+        found[entry.contents.d_name] = entry.contents.d_type
+    libc.closedir(handle)
+    return found
+
+
+def test_types_of_names_are_those_of_a_volume_without_trees(image, tmp_path):
+    with mounted(image, tmp_path / "mnt") as mnt:
+        (mnt / "big" / "folder").mkdir()
+        (mnt / "big" / "symlink").symlink_to("nowhere")
+    with mounted(image, tmp_path / "mnt", "ro") as mnt:
+        found = types(mnt / "big")
+    run("tune2fs", "-O", "^itree", image.path)
+    with mounted(image, tmp_path / "mnt", "ro") as mnt:
+        assert found == types(mnt / "big")
+    assert found[b"folder"] == 4 and found[b"symlink"] == 10 and list(found.values()).count(8) == FILES
 
 
 def test_changes_keep_the_tree(image, tmp_path):

@@ -62,7 +62,7 @@ def test_no_to_everything(checker, base):
 
 
 def test_stock_e2fsck_changes_nothing(tmp_path):
-    """Release 1.47.2 refuses the volume whatever it may do, as docs/format.md says."""
+    """The pristine release refuses the volume whatever it may do, as docs/format.md says."""
     image = tmp_path / "image"
     shutil.copyfile(bases.get("1k-scattered"), image)
     before = image.read_bytes()

@@ -78,7 +78,7 @@ def test_two_directories_with_clusters(tmp_path):
 
 
 def test_two_directories_without_trees(tmp_path):
-    """Release 1.47.2 deletes the first directory: it takes two extent blocks for one."""
+    """The pristine release deletes the first directory: it takes two extent blocks for one."""
     image = directories(tmp_path / "image", tree=False)
     same_extents(image, "/d0", "/d1")
     assert "cyclic loop" not in repaired(image, trees=())

@@ -20,7 +20,7 @@ import ondisk
 
 LIMIT = 60  # seconds for one run of a tool; they take a tenth of one
 # What e2fsck -fn may still say of an image whose clusters -fy has found shared against the rules of bigalloc: pristine
-# e2fsck 1.47.2 does not put that right in one run either, as tests/e2fsprogs/test_hostile.py shows. See upstream_too().
+# e2fsck does not put that right in one run either, as tests/e2fsprogs/test_hostile.py shows. See upstream_too().
 CLUSTERS = re.compile(
     r"Inode \d+ logical block \d+ \(physical block \d+\) violates cluster allocation rules\.|Will fix in pass 1B\.|"
     r"Inode \d+, i_blocks is \d+, should be \d+\.  Fix\? no|Running additional passes .*|Pass \d[A-Z]?: .*|"

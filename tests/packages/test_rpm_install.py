@@ -3,16 +3,17 @@
 
 import re
 
+import sources
 from conftest import AGAIN, PATCHED
 
 STOCK = ["e2fsprogs-1.47.0-1", "e2fsprogs-libs-1.47.0-1", "test-base-1-1"]
-VERSION = "1.47.2"
-VERSIONS = {"tar-itree": "1.35", "rsync-itree": "3.5.1", "coreutils-itree": "9.7"}
+LOCK = sources.read_lock()
+VERSION = LOCK["e2fsprogs"].version
 
 
 def ours(release):
     """All that itree-storage-server brings in; what is built only once stays at 0.1."""
-    patched = [f"{n}-{VERSIONS[n]}-{release if n in AGAIN else '0.1'}" for n in PATCHED]
+    patched = [f"{n}-{LOCK[n.removesuffix('-itree')].version}-{release if n in AGAIN else '0.1'}" for n in PATCHED]
     return sorted([
         f"e2fsprogs-itree-{VERSION}-{release}", f"e2fsprogs-itree-libs-{VERSION}-{release}", *patched,
         f"diskorder-1-{release}", f"itree-release-1-{release}", f"itree-storage-server-1-{release}", "test-base-1-1",

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * fuse2fs_order.c --- the names of a directory in order of inode number
+ * fuse2fs_order.c --- the entries of a directory in order of inode number
  *
- * FUSE's library keeps all names of a directory it lists anyway, so sorting
+ * FUSE's library keeps all entries of a directory it lists anyway, so sorting
  * them in memory costs it little more, and saves following the tree.
  */
 #include "config.h"
@@ -12,16 +12,17 @@
 #include "ext2fs/ext2_fs.h"
 #include "fuse2fs_order.h"
 
-struct entry {
-	ext2_ino_t	ino;
-	size_t		name;		/* offset in names */
+struct place {
+	ext2_ino_t	key;
+	int		kind;		/* DIRENT_DOT_FILE and so on */
+	size_t		at;		/* offset in dirents */
 };
 
-struct fuse2fs_order {
-	struct entry	*entries;
+struct order {
+	struct place	*places;
 	size_t		count;
 	size_t		room;
-	char		*names;		/* each ends with a zero */
+	char		*dirents;	/* copies, each at a multiple of 4 */
 	size_t		used;
 	size_t		size;
 	errcode_t	err;
@@ -43,84 +44,69 @@ static errcode_t grow(void *array, size_t *room, size_t want, size_t each)
 	return retval;
 }
 
-static int add_name(ext2_ino_t dir EXT2FS_ATTR((unused)), int kind,
-		    struct ext2_dir_entry *dirent,
-		    int offset EXT2FS_ATTR((unused)),
-		    int blocksize EXT2FS_ATTR((unused)),
-		    char *buf EXT2FS_ATTR((unused)), void *priv)
+static int add_entry(ext2_ino_t dir EXT2FS_ATTR((unused)), int kind,
+		     struct ext2_dir_entry *dirent,
+		     int offset EXT2FS_ATTR((unused)),
+		     int blocksize EXT2FS_ATTR((unused)),
+		     char *buf EXT2FS_ATTR((unused)), void *priv)
 {
-	fuse2fs_order	o = priv;
+	struct order	*o = priv;
 	size_t		len = ext2fs_dirent_name_len(dirent);
-	struct entry	*e;
+	size_t		room = EXT2_DIR_REC_LEN(len);
+	struct place	*p;
 
-	o->err = grow(&o->entries, &o->room, o->count + 1, sizeof(*e));
+	o->err = grow(&o->places, &o->room, o->count + 1, sizeof(*p));
 	if (!o->err)
-		o->err = grow(&o->names, &o->size, o->used + len + 1, 1);
+		o->err = grow(&o->dirents, &o->size, o->used + room, 1);
 	if (o->err)
 		return DIRENT_ABORT;
-	e = &o->entries[o->count++];
+	p = &o->places[o->count++];
 	/* "." and ".." come first */
-	e->ino = kind == DIRENT_OTHER_FILE ? dirent->inode : 0;
-	e->name = o->used;
-	memcpy(o->names + o->used, dirent->name, len);
-	o->names[o->used + len] = 0;
-	o->used += len + 1;
+	p->key = kind == DIRENT_OTHER_FILE ? dirent->inode : 0;
+	p->kind = kind;
+	p->at = o->used;
+	memset(o->dirents + o->used, 0, room);
+	memcpy(o->dirents + o->used, dirent, EXT2_DIR_ENTRY_HEADER_LEN + len);
+	o->used += room;
 	return 0;
 }
 
-/* By inode, and as they were found for names of the same inode */
+/* By inode; entries of the same inode as they follow each other on disk */
 static int by_inode(const void *a, const void *b)
 {
-	const struct entry *x = a, *y = b;
+	const struct place *x = a, *y = b;
 
-	if (x->ino != y->ino)
-		return x->ino < y->ino ? -1 : 1;
-	return x->name < y->name ? -1 : x->name > y->name;
+	if (x->key != y->key)
+		return x->key < y->key ? -1 : 1;
+	return x->at < y->at ? -1 : x->at > y->at;
 }
 
 /*
- * Reads the names of a directory.  Returns 0 and a list to be freed by
- * fuse2fs_order_free(), or an error.
+ * Calls @func for each entry of @dir, as ext2fs_dir_iterate2() does with no
+ * flags, but in order of inode number.  The entries are copies: @func cannot
+ * change the directory, and gets no offset, block size or buffer.  It may
+ * return DIRENT_ABORT to end.  Memory for all entries is taken meanwhile.
+ *
+ * Returns 0 or an error; then some entries may have been passed over.
  */
-errcode_t fuse2fs_order_read(ext2_filsys fs, ext2_ino_t dir,
-			     fuse2fs_order *ret)
+errcode_t fuse2fs_order_iterate(ext2_filsys fs, ext2_ino_t dir,
+				fuse2fs_order_func func, void *priv)
 {
-	fuse2fs_order	o;
+	struct order	o = { 0 };
 	errcode_t	retval;
+	size_t		i;
 
-	retval = ext2fs_get_memzero(sizeof(*o), &o);
-	if (retval)
-		return retval;
-	retval = ext2fs_dir_iterate2(fs, dir, 0, NULL, add_name, o);
+	retval = ext2fs_dir_iterate2(fs, dir, 0, NULL, add_entry, &o);
 	if (!retval)
-		retval = o->err;
-	if (retval) {
-		fuse2fs_order_free(o);
-		return retval;
-	}
-	if (o->count)
-		qsort(o->entries, o->count, sizeof(*o->entries), by_inode);
-	*ret = o;
-	return 0;
-}
-
-/* Calls @func with each name, until it returns something else than 0. */
-int fuse2fs_order_each(fuse2fs_order order,
-		       int (*func)(const char *name, void *priv), void *priv)
-{
-	size_t	i;
-	int	ret = 0;
-
-	for (i = 0; !ret && i < order->count; i++)
-		ret = func(order->names + order->entries[i].name, priv);
-	return ret;
-}
-
-void fuse2fs_order_free(fuse2fs_order order)
-{
-	if (!order)
-		return;
-	ext2fs_free_mem(&order->entries);
-	ext2fs_free_mem(&order->names);
-	ext2fs_free_mem(&order);
+		retval = o.err;
+	if (!retval && o.count)
+		qsort(o.places, o.count, sizeof(*o.places), by_inode);
+	for (i = 0; !retval && i < o.count; i++)
+		if (func(dir, o.places[i].kind,
+			 (struct ext2_dir_entry *)(o.dirents + o.places[i].at),
+			 0, 0, NULL, priv) & DIRENT_ABORT)
+			break;
+	ext2fs_free_mem(&o.places);
+	ext2fs_free_mem(&o.dirents);
+	return retval;
 }

@@ -193,7 +193,7 @@ def look(g: Guest, cut: logwrites.Cut, acked: set[str]) -> None:
 def only_e2fsck(g: Guest, image: pathlib.Path) -> None:
     """e2fsck replays the journal, and then finds nothing."""
     e2fsck = g.tool("e2fsck")
-    # Fast commits: what e2fsck 1.47.2 makes of them it has to repair itself (tests/kernel/README.md).
+    # Fast commits: what e2fsck makes of them it has to repair itself (tests/kernel/README.md).
     # Builds that were cut off leave blocks that only a full check looks for.
     repair = fast_commits(g) or "rebuild" in g.p["threads"]
     res = g.run(e2fsck, "-fy" if repair else "-y", image, check=False)
