@@ -97,8 +97,14 @@ def cmd_list(base, args):
         store = stores(base, args.host)[0]
         restore.listing(store, store.find(args.snapshot), args.path)
         return
+    wrong = []
     for store in stores(base, args.host):
-        keep = config.host(base, store.name).keep if store.name in config.hosts(base) else None
+        keep = None
+        if store.name in config.hosts(base):
+            try:
+                keep = config.host(base, store.name).keep
+            except BackupError as err:
+                wrong.append(str(err))
         stay = retention.kept(store.snapshots(), keep) if keep else {}
         for name in store.snapshots():
             record = store.record(name)
@@ -107,6 +113,8 @@ def cmd_list(base, args):
                   f"{record.get('new_bytes', 0) >> 20:>8} MiB  {notes}")  # fmt: skip
         for name in store.names(".partial"):
             print(f"{store.name:20} {name}  interrupted")
+    if wrong:
+        raise BackupError("\n".join(wrong), USAGE)
 
 
 def cmd_restore(base, args):
@@ -200,13 +208,13 @@ def cmd_status(base, args):
     if args.json:
         space, percent, inodes = store_.free(base.volume)
         configured, misnamed = config.hosts(base), config.misnamed(base)
-        hosts = {s.name: {**s.status(), "snapshots": s.snapshots(), "partial": s.names(".partial"),
-                          "retired": s.name not in configured, "well": well}
+        hosts = {s.name: {**s.status(), "damaged_files": s.damaged(), "snapshots": s.snapshots(),
+                          "partial": s.names(".partial"), "retired": s.name not in configured, "well": well}
                  for s, (_, well) in zip(found, overviews(base, found, configured), strict=True)}  # fmt: skip
         print(json.dumps({"volume": str(base.volume), "free_bytes": space, "free_percent": round(percent, 2),
                           "free_inodes_percent": round(inodes, 2), "hosts": hosts,
-                          "misnamed": misnamed}, indent=1))  # fmt: skip
-        return 0 if all(h["well"] for h in hosts.values()) and not misnamed else 1
+                          "misnamed": misnamed, "setup": setup.problems(base.conf)}, indent=1))  # fmt: skip
+        return 0 if all(h["well"] for h in hosts.values()) and not misnamed and not setup.problems(base.conf) else 1
     lines, well = status_lines(base, found)
     print("\n".join(lines))
     return 0 if well else 1
@@ -224,11 +232,13 @@ def status_lines(base, found):
     told = overviews(base, found, config.hosts(base))
     lines = [line for line, _ in told] or ["no hosts yet: see itree-backup.conf(5)"]
     lines += [f"{MISNAMED} {path}" for path in misnamed]
+    wrong = setup.problems(base.conf)
+    lines += [f"set-up: {line}" for line in wrong]
     space, percent, inodes = store_.free(base.volume)
     short = min(percent, inodes) < base.warn_free
     lines.append(f"{base.volume}: {space >> 20} MiB free ({percent:.0f} %), {inodes:.0f} % of the inodes" +
                  f": less than warn_free_percent, {base.warn_free:g}" * short)  # fmt: skip
-    return lines, all(well for _, well in told) and not short and not misnamed
+    return lines, all(well for _, well in told) and not (short or misnamed or wrong)
 
 
 def cmd_notify(base, args):
@@ -247,17 +257,32 @@ def cmd_notify(base, args):
     print(report.tell(base, "backups want attention", message + "\n", {"message": message}))
 
 
-def cmd_setup(base, args):
-    setup.setup(base.conf)
-    base = config.settings(base.conf)
+def cmd_setup(conf, args):
+    wrong = setup.setup(conf)
+    try:
+        finish_setup(conf, args, wrong)
+    except BackupError as err:
+        wrong.append(str(err))
+    setup.note_problems(conf, wrong)
+    if wrong:
+        raise BackupError("not all could be set up:" + "".join(f"\n    {line}" for line in wrong), USAGE)
+
+
+def finish_setup(conf, args, wrong):
+    """What follows once the files are in place; adds to wrong. Raises BackupError."""
+    base = config.settings(conf)
     if os.path.ismount(base.volume):
         cmd_init(base, argparse.Namespace(no_mount=False))
     else:
         print(f"{base.volume} is not mounted: backups fail until it is", file=sys.stderr)
     names = config.hosts(base)
     for name in names:
-        config.host(base, name)
+        try:
+            config.host(base, name)
+        except BackupError as err:
+            wrong.append(str(err))
     if not args.no_timers:
+        # A host whose file is wrong is not left out: its run fails, and tells why.
         setup.timers(names)
     print(f"hosts: {', '.join(names) or 'none yet'}")
     misnamed = config.misnamed(base)
@@ -287,9 +312,11 @@ def main():
         print("itree-backup: the files of clients keep their owners here, which takes root: use sudo", file=sys.stderr)
         return USAGE
     try:
+        conf = pathlib.Path(args.config).absolute()
         if args.what == "setup":
-            setup.defaults(pathlib.Path(args.config).absolute())
-        base = config.settings(pathlib.Path(args.config).absolute())
+            # What is wrong with the configuration that is there may be what this is to put right.
+            return cmd_setup(conf, args) or 0
+        base = config.settings(conf)
         return globals()[f"cmd_{args.what}"](base, args) or 0
     except BackupError as err:
         print(f"itree-backup {args.what}: {err}", file=sys.stderr)

@@ -19,6 +19,7 @@ NAME_RULE = "letters, digits, dot, minus and underscore, at most 63, and the fir
 # What a word of a remote shell command or of an rsync argument may be made of without being taken for more.
 ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*|[0-9A-Fa-f:]+:[0-9A-Fa-f:.]*")
 USER = re.compile(r"[a-z_][a-z0-9_.-]*")
+LISTS = ("paths", "exclude")  # keys whose value is a list, one a line
 GLOBAL = {
     "volume": {"directory", "min_free_percent", "min_free_inodes_percent"},
     "keep": {"last", "daily", "weekly", "monthly"},
@@ -76,15 +77,33 @@ def check_name(name):
     return name
 
 
+def check_lists(path, text):
+    """Raise if a list has what may be a comment or a name: one of the two would be lost without a word."""
+    in_list = False
+    for number, line in enumerate(text.splitlines(), 1):
+        key = re.match(r"(\w+)\s*=", line)
+        if line[:1] not in (" ", "\t", "#", ";", ""):
+            in_list = bool(key) and key[1].lower() in LISTS
+        value = line[key.end():].strip() if key else line.strip()
+        if in_list and (key or line[:1] in (" ", "\t")) and re.search(r"(^|\s)[#;]", value):
+            raise BackupError(
+                f"{path}: line {number}: '{value}' may be a name or a comment. A comment stands on a line of its own, "
+                "without blanks before it. For a name: in exclude write [#] for # and [;] for ; in paths give a "
+                "directory above it",
+                USAGE,
+            )
+
+
 def read(path, known):
     """A configuration file as {section: {key: value}}; anything unknown in it is an error."""
     parser = configparser.ConfigParser(interpolation=None, comment_prefixes=("#", ";"), delimiters=("=",))
     try:
-        with open(path, encoding="utf-8") as handle:
-            parser.read_file(handle)
+        text = pathlib.Path(path).read_text(encoding="utf-8")
+        parser.read_string(text, source=str(path))
     except (OSError, UnicodeDecodeError, configparser.Error) as err:
         why = err.strerror if isinstance(err, OSError) else " ".join(str(err).split())
         raise BackupError(f"{path} cannot be read: {why}", USAGE) from err
+    check_lists(path, text)
     for section in parser.sections():
         if section not in known:
             raise BackupError(f"{path}: there is no section [{section}]; there are {', '.join(sorted(known))}", USAGE)

@@ -19,7 +19,7 @@ HELP = {
     "new_bytes": "Bytes of the files the last run fetched.",
     "snapshots": "Good snapshots.",
     "partial_snapshots": "Interrupted runs that the next run will use.",
-    "damaged_files": "Files found not to be what the client sent, at the last verification.",
+    "damaged_files": "Files found not to be what the client sent, summed over the snapshots.",
     "last_verify_timestamp_seconds": "When snapshots were last read and compared; 0 if never.",
     "volume_free_bytes": "Free space of the backup volume.",
     "volume_free_inodes_ratio": "Free inodes of the backup volume, from 0 to 1.",
@@ -39,7 +39,7 @@ def metrics(store):
         "new_bytes": status.get("bytes", 0),
         "snapshots": len(store.snapshots()),
         "partial_snapshots": len(store.names(".partial")),
-        "damaged_files": status.get("damaged_files", 0),
+        "damaged_files": store.damaged(),
         "last_verify_timestamp_seconds": status.get("verified", 0),
         "volume_free_bytes": space,
         "volume_free_inodes_ratio": round(inodes / 100, 4),
@@ -95,8 +95,8 @@ def overview(store, now, max_age, configured=True):
             problems.append(f"newest good snapshot is older than {max_age:g} h")
     else:
         state = "retired"
-    if status.get("damaged_files"):
-        problems.append(f"{status['damaged_files']} damaged files")
+    if store.damaged():
+        problems.append(f"{store.damaged()} damaged files")
     if status.get("prune_message") and configured:
         problems.append(status["prune_message"])
     last = f"{names[-1]} ({age(max(old, 0))} ago)" if good else "-"

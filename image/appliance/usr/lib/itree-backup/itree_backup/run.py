@@ -216,7 +216,8 @@ def verify_host(store, names, adopt):
         try:
             for name in names:
                 found = verify.snapshot(store.path / name, sums, since, adopt, f"{store.name} {name}")
-                record = {**store.record(name), "verified": int(time.time()), "damaged": found.bad}
+                record = {**store.record(name), "verified": int(time.time()), "damaged": found.bad,
+                          "damaged_files": found.wrong}  # fmt: skip
                 write_file(store.record_path(name), json.dumps(record, indent=1, sort_keys=True) + "\n")
                 say(f"{store.name} {name}: {found.right + found.skipped} files right, {found.wrong} damaged, "
                     f"{found.unknown} of which nothing is known")  # fmt: skip
@@ -225,6 +226,6 @@ def verify_host(store, names, adopt):
                 total.bad += [f"{name}/{line}" for line in found.bad]
         finally:
             sums.close()
-            status = {**store.status(), "verified": int(time.time()), "damaged_files": total.wrong}
+            status = {**store.status(), "verified": int(time.time()), "damaged_files": store.damaged()}
             finish(store, status)
     return total

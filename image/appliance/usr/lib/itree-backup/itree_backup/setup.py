@@ -13,14 +13,14 @@ in itree-backup/ of the EFI system partition.
 What a credential brings replaces the file of that name; other files stay.
 """
 
+import codecs
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 
 from . import config
-from .errors import BackupError
+from .errors import USAGE, BackupError
 from .store import write_file
 
 DEFAULTS = pathlib.Path(__file__).resolve().parents[1] / "itree-backup.conf"
@@ -28,7 +28,9 @@ WANTS = pathlib.Path("/etc/systemd/system/timers.target.wants")
 PREFIX = "itree-backup."
 SYSTEM = pathlib.Path("/run/credentials/@system")
 ESP = pathlib.Path("/efi/itree-backup")
+ROOT_HOME = pathlib.Path("/root")
 ROOT_KEYS = "ssh.authorized_keys.root"
+PROBLEMS = "setup-problems"
 
 
 def defaults(conf):
@@ -36,7 +38,7 @@ def defaults(conf):
     for path in (conf, conf / "hosts.d", conf / "ssh"):
         path.mkdir(mode=0o700, exist_ok=True)
     if not (conf / "itree-backup.conf").exists():
-        shutil.copy(DEFAULTS, conf / "itree-backup.conf")
+        write_file(conf / "itree-backup.conf", DEFAULTS.read_text())
 
 
 def target(conf, name):
@@ -57,34 +59,93 @@ def sources():
     return [p for p in ([pathlib.Path(given)] if given else [ESP, SYSTEM]) if p.is_dir()]
 
 
-def setup(conf):
-    """Install credentials, make a key if there is none, and say the public half of it."""
-    defaults(conf)
-    for path in [p for d in sources() for p in sorted(d.iterdir())]:
+def text_of(path):
+    """The text of a file that may come from another kind of system: a byte order mark decides, else UTF-8."""
+    data = path.read_bytes()
+    marks = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+    coding = next((c for mark, c in marks.items() if data.startswith(mark)), "utf-8")
+    try:
+        text = data.decode(coding).replace("\r\n", "\n")
+    except UnicodeDecodeError as err:
+        raise BackupError(f"it is not {coding.upper()} text (byte {err.start}): save it as UTF-8", USAGE) from err
+    # ssh does not read a key whose last line has no end.
+    return text if text.endswith("\n") else text + "\n"
+
+
+def install(conf, path):
+    """Put one credential in place. Raises BackupError or OSError; the files of others are not touched by that."""
+    if path.name == ROOT_KEYS and path.parent == ESP:
+        # Those of the other source systemd-tmpfiles puts in place.
+        where = ROOT_HOME / ".ssh" / "authorized_keys"
+        where.parent.mkdir(mode=0o700, exist_ok=True)
+    else:
         where = target(conf, path.name)
-        if path.name == ROOT_KEYS and path.parent == ESP:
-            # Those of the other source systemd-tmpfiles puts in place.
-            where = pathlib.Path("/root/.ssh/authorized_keys")
-            where.parent.mkdir(mode=0o700, exist_ok=True)
-        if path.name == "README.txt":
-            continue
-        if where is None:
-            print(f"credential {path.name}: not one of ours, left alone")
-            continue
-        text = path.read_text()
-        # ssh does not read a key whose last line has no end.
-        write_file(where, text if text.endswith("\n") else text + "\n")
-        where.chmod(0o600)
-        print(f"credential {path.name}: {where}")
-    key = conf / "ssh" / "id"
-    if not key.exists():
-        call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"itree-backup@{os.uname().nodename}", "-f", key)
-    public = call("ssh-keygen", "-y", "-f", key).strip()
-    write_file(conf / "ssh" / "id.pub", public + "\n")
-    print(f'for authorized_keys of the clients:\nrestrict,command="rrsync -ro /" {public}')
+    if where is None:
+        if path.parent == ESP:
+            raise BackupError("no setting has this name; a system that hides the ends of names may have put .txt "
+                              "behind it", USAGE)  # fmt: skip
+        print(f"credential {path.name}: not one of ours, left alone")
+        return
+    write_file(where, text_of(path))
+    where.chmod(0o600)
+    print(f"credential {path.name}: {where}")
+
+
+def setup(conf):
+    """Install credentials, make a key if there is none, and print the public half of it.
+
+    Returns what is wrong with which file, as lines: one bad file keeps no other from taking effect.
+    """
+    wrong = []
+    defaults(conf)
+    found = [p for d in sources() for p in sorted(d.iterdir()) if p.name != "README.txt"]
+    # With the keys in place the admin can log in, whatever is wrong with the rest.
+    for path in sorted(found, key=lambda p: p.name != ROOT_KEYS):
+        try:
+            install(conf, path)
+        except (BackupError, OSError) as err:
+            wrong.append(f"{path}: {err}")
+    try:
+        public_key(conf)
+    except (BackupError, OSError) as err:
+        wrong.append(str(err))
     known = conf / "ssh" / "known_hosts"
     if not known.exists():
         write_file(known, "# Keys of the clients, as ssh-keyscan prints them once you have compared them.\n")
+    return wrong
+
+
+def public_key(conf):
+    """Make the appliance's key unless there is one; print what clients put into authorized_keys."""
+    key = conf / "ssh" / "id"
+    # A power cut can leave a file without its contents.
+    if not key.exists() or not key.read_bytes().strip(b"\0"):
+        fresh = conf / "ssh" / ".id.made"
+        for path in (fresh, fresh.with_name(".id.made.pub")):
+            path.unlink(missing_ok=True)
+        call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"itree-backup@{os.uname().nodename}", "-f", fresh)
+        write_file(key, fresh.read_text())
+        key.chmod(0o600)
+        for path in (fresh, fresh.with_name(".id.made.pub")):
+            path.unlink()
+    public = call("ssh-keygen", "-y", "-f", key).strip()
+    write_file(conf / "ssh" / "id.pub", public + "\n")
+    print(f'for authorized_keys of the clients:\nrestrict,command="rrsync -ro /" {public}')
+
+
+def note_problems(conf, wrong):
+    """Keep what is wrong for status to show, until a set-up finds nothing."""
+    path = conf / PROBLEMS
+    if wrong:
+        write_file(path, "".join(f"{line}\n" for line in wrong))
+    else:
+        path.unlink(missing_ok=True)
+
+
+def problems(conf):
+    """What the last set-up found wrong, as lines."""
+    path = conf / PROBLEMS
+    return path.read_text().splitlines() if path.exists() else []
 
 
 def call(*argv):

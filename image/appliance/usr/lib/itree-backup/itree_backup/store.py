@@ -49,7 +49,8 @@ def write_file(path, text):
     """Put a file in place: all of it or what was there before, whatever happens."""
     path = pathlib.Path(path)
     temp = path.with_name(f".{path.name}.new")
-    with open(temp, "w", encoding="utf-8") as handle:
+    # Not readable by others at any time: it may be a key.
+    with open(temp, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as handle:
         handle.write(text)
         handle.flush()
         os.fsync(handle.fileno())
@@ -232,7 +233,7 @@ class Store:
         """Go on with removals that a crash cut short, and remove lists of sums that no interrupted run needs."""
         for name in self.names(".deleting"):
             self.remove(name, ".deleting")
-        for path in [*self.meta.glob("*.sums"), *self.meta.glob("*.again")]:
+        for path in [p for kind in ("sums", "again", "paths") for p in self.meta.glob(f"*.{kind}")]:
             if not (self.path / f"{path.stem}.partial").exists():
                 path.unlink()
 
@@ -251,6 +252,11 @@ class Store:
     def record(self, name):
         """What was noted about a snapshot; {} if nothing can be read."""
         return read_json(self.record_path(name))
+
+    def damaged(self):
+        """Files found damaged, summed over the snapshots that are there; a file that several share counts in each."""
+        records = [self.record(name) for name in self.snapshots()]
+        return sum(r.get("damaged_files", len(r.get("damaged", ()))) for r in records)
 
     def status(self):
         return read_json(self.meta / "status.json")

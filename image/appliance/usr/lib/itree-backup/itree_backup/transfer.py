@@ -16,6 +16,8 @@ from .errors import CLIENT, FAILED, REFUSED, SPACE, BackupError
 
 # What rsync says of a file: how it changed, MD5 or blanks, size, name.
 LINE = re.compile(rb"([<>ch.*][fdLDS][^ ]{9}|[<>ch.*][fdLDS] {9}) ([0-9a-f]{32}| {32}) (\d+) (.*)", re.S)
+# rsync's file list had a name twice: a directory above two paths, or a listing that was changed while it was read.
+TWICE = re.compile(rb"removing duplicate name .* from file list \(\d+\)", re.S)
 ESCAPE = re.compile(rb"\\#(\d{3})")
 SYNC_EVERY = 30.0  # seconds of an interrupted run that are sent again after a power cut, at most
 PR_SET_PDEATHSIG = 1
@@ -24,7 +26,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @dataclasses.dataclass
 class Outcome:
-    """names: entries of rsync's list; vanished: some went while they were read."""
+    """names: different names in rsync's list; vanished: some went while they were read."""
 
     files: int = 0
     bytes: int = 0
@@ -63,12 +65,21 @@ def sources(host, listed):
     return [f"{who}{colon}{path}" if n == 0 else f"{colon}{path}" for n, path in enumerate(paths)]
 
 
-def command(base, host, dest, link_dests, parts, listed=None):
+def names_of(host):
+    """The host's paths as rsync's --files-from has them, each ended by a 0."""
+    below = [p if host.method == "ssh" else p.partition("/")[2] for p in host.paths]
+    return b"".join(os.fsencode(p.strip("/")) + b"\0" for p in below)
+
+
+def command(base, host, dest, link_dests, parts, listed=None, whole=False):
     """The whole rsync command into dest; files like those below link_dests become links to them.
 
-    listed: a file of names, each ended by a 0, that alone are fetched if they are still there.
+    listed: a file of names, each ended by a 0, that alone are fetched if they are still there; whole: they must be
+    there, and are fetched with all below them.
     """
     argv = ["rsync", "-aHAX", "--numeric-ids", "--relative", "--8-bit-output", "--no-human-readable", "--stats",
+            # Holes stay holes. Names that the list has twice are told.
+            "--sparse", "--debug=dup1",
             "--checksum-choice=md5", "--out-format=%i %C %l %n", f"--timeout={host.timeout}",
             f"--partial-dir={parts}",
             # Times to the nanosecond: by whole seconds a file rewritten within the second would pass for unchanged.
@@ -76,7 +87,8 @@ def command(base, host, dest, link_dests, parts, listed=None):
             # Labels of the client's policy mean nothing here, and setting them wants rights we do without.
             "--filter=-x trusted.*", "--filter=-x security.selinux"]  # fmt: skip
     argv += [f"--exclude={e}" for e in host.exclude] + [f"--link-dest={d}" for d in link_dests]
-    argv += ["--from0", f"--files-from={listed}", "--ignore-missing-args"] if listed else []
+    if listed:
+        argv += ["--from0", f"--files-from={listed}", "--recursive" if whole else "--ignore-missing-args"]
     if host.one_file_system:
         argv.append("--one-file-system")
     if host.bandwidth:
@@ -90,6 +102,23 @@ def command(base, host, dest, link_dests, parts, listed=None):
         argv.append("--contimeout=30")
         argv += [f"--password-file={host.password_file}"] if host.password_file else []
     return [*argv, "--", *sources(host, listed), f"{dest}/"]
+
+
+def client_trouble(text):
+    """(the client's own line, what to do) if its rsync is missing, too old or restricted; else None."""
+    for pattern, advice in (
+        (r"rsync: (command )?not found|rsync: No such file or directory",
+         "Install rsync on the client; if it is there under another name, link it into the PATH of the login"),
+        (r"on remote machine: .*unknown option|unknown checksum|Unknown option",
+         "The client's rsync is too old: it takes 3.2.0 or later"),
+        (r"rrsync|SSH_ORIGINAL_COMMAND",
+         "The client's authorized_keys restricts what this key may do: compare its command= with the line that "
+         "'itree-backup setup' prints"),
+    ):  # fmt: skip
+        line = next((line for line in text.splitlines() if re.search(pattern, line)), None)
+        if line:
+            return line, advice
+    return None
 
 
 def explain(host, code, said):
@@ -113,6 +142,9 @@ def explain(host, code, said):
             "larger volume",
             SPACE,
         )
+    trouble = client_trouble(text) if code not in (23, 24) else None
+    if trouble:
+        return BackupError(f"{where}: the client answered: {trouble[0]}. {trouble[1]}. Nothing was fetched", REFUSED)
     if code in (5, 10, 12, 30, 35, 255) or code < 0:
         return BackupError(f"{where}: no connection, or it broke (rsync ended with {code}): {last}. What was fetched "
                            "is kept; the next run goes on from there", CLIENT)  # fmt: skip
@@ -201,8 +233,13 @@ def transfer(base, host, dest, link_dests, store, name, lock_fd, listed=None):
     and mode of a file it finds there in place, and that file may be a link to
     one of a good snapshot. listed: as in command(); more of the same run.
     """
-    outcome, said = Outcome(), []
-    argv = command(base, host, dest, link_dests, store.meta / "parts", listed)
+    outcome, said, twice = Outcome(), [], set()
+    paths = None
+    if not listed and any(re.search(r"[*?[]", p) for p in host.paths):
+        # As arguments they would be patterns: data[1] is not to bring data1.
+        paths = store.meta / f"{name}.paths"
+        paths.write_bytes(names_of(host))
+    argv = command(base, host, dest, link_dests, store.meta / "parts", listed or paths, bool(paths))
 
     def on_error(line):
         said.append(line)
@@ -216,6 +253,9 @@ def transfer(base, host, dest, link_dests, store, name, lock_fd, listed=None):
     try:
         for line in lines_of(proc, on_error):
             match = LINE.fullmatch(line)
+            if TWICE.fullmatch(line):
+                # Some of these lines come from two of rsync's processes.
+                twice.add(line)
             if not match:
                 found = re.match(rb"Number of files: (\d+)", line)
                 outcome.names = int(found[1]) if found else outcome.names
@@ -236,7 +276,10 @@ def transfer(base, host, dest, link_dests, store, name, lock_fd, listed=None):
         proc.stderr.close()
         spool.sync()
         spool.handle.close()
+        if paths:
+            paths.unlink()
     if code not in (0, 24):
         raise explain(host, code, said)
     outcome.vanished = code == 24
+    outcome.names = None if outcome.names is None else outcome.names - len(twice)
     return outcome

@@ -202,7 +202,7 @@ def count(root):
 
 
 def snapshot(root, sums, since, adopt, what):
-    """Read every file of a snapshot and compare. Files whose inode was read after `since` are not read again.
+    """Read every file of a snapshot and compare. Files whose inode was read since `since` are not read again.
 
     adopt: files that nothing is known of get a record of what they are now.
     Returns Found.
@@ -214,7 +214,8 @@ def snapshot(root, sums, since, adopt, what):
             for ino, path in window:
                 key = identity(tree, path)
                 known = sums.get(*key) if key else None
-                if known and known[1] >= since:
+                # A date in the future is of a clock that was wrong: as good as never.
+                if known and since <= known[1] <= time.time():
                     if known[2]:
                         found.note_wrong(path, "is not what the client sent")
                     else:

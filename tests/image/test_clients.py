@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""Ordinary clients and ordinary events that once broke the appliance; each test is named after one."""
+
+import configparser
+import filecmp
+import os
+import pathlib
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+from conftest import APPLIANCE, maildir, run, same, state
+
+# Returns each second name of a directory twice, as a listing may that is changed while it is read.
+TWICE = r"""
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <dlfcn.h>
+#include <string.h>
+
+static struct dirent *last;
+
+struct dirent *readdir(DIR *dir)
+{
+	static struct dirent *(*next)(DIR *);
+	struct dirent *entry = last;
+
+	if (!next)
+		next = dlsym(RTLD_NEXT, "readdir");
+	last = NULL;
+	if (entry)
+		return entry;
+	entry = next(dir);
+	if (entry && strstr(entry->d_name, "twice"))
+		last = entry;
+	return entry;
+}
+
+/* The same where off_t has 64 bits anyway. */
+struct dirent64 *readdir64(DIR *dir)
+{
+	return (struct dirent64 *)readdir(dir);
+}
+"""
+
+
+@pytest.fixture(params=["ssh", "rrsync", "rsyncd"])
+def client(request, appliance, tmp_path):
+    """A directory of a client, and how the appliance names a path in it: by ssh, restricted by rrsync, by a daemon."""
+    top = tmp_path / "client"
+    top.mkdir()
+    method = "rsyncd" if request.param == "rsyncd" else "ssh"
+    number = appliance.servers.rsync(all=top) if method == "rsyncd" else appliance.servers.ssh(appliance.conf)
+    if request.param == "rrsync":
+        restrict(appliance, "rrsync -ro /")
+
+    def host(name, *paths, more=""):
+        named = [f"all/{p}" if method == "rsyncd" else f"{top}/{p}" for p in paths]
+        appliance.host(name, method, number, *named, more=more)
+        # Where the snapshots have it.
+        return pathlib.Path("" if method == "rsyncd" else str(top).strip("/"))
+
+    return top, host
+
+
+def restrict(appliance, command):
+    """The appliance's key may only run that on the client."""
+    key = appliance.conf / "ssh" / "id.pub"
+    key.write_text(f'restrict,command="{command}" {key.read_text()}')
+
+
+def fill(top, *names):
+    for name in names:
+        (top / name).mkdir(parents=True)
+        (top / name / "file").write_text(f"of {name}\n")
+
+
+def test_paths_below_one_parent_that_are_not_listed_together(appliance, client):
+    top, host = client
+    fill(top, "etc/a", "srv/b", "etc/c")
+    below = host("mx1", "etc/a", "srv/b", "etc/c")
+    assert " is good: " in appliance("run", "mx1")
+    for name in ("etc", "srv"):
+        same(state(top / name), state(appliance.good("mx1")[0] / below / name))
+
+
+def test_listing_that_gives_a_name_twice(appliance, tmp_path, monkeypatch):
+    top = tmp_path / "client"
+    fill(top, "a", "twice", "z", "z/twice-too")
+    (tmp_path / "twice.c").write_text(TWICE)
+    run("gcc", "-shared", "-fPIC", "-o", tmp_path / "twice.so", tmp_path / "twice.c")
+    monkeypatch.setenv("LD_PRELOAD", str(tmp_path / "twice.so"))
+    number = appliance.servers.rsync(all=top)
+    monkeypatch.delenv("LD_PRELOAD")
+    appliance.host("mx1", "rsyncd", number, "all")
+    assert " is good: " in appliance("run", "mx1")
+    same(state(top), state(appliance.good("mx1")[0]))
+
+
+def test_sparse_file_larger_than_the_volume(appliance, client, tmp_path):
+    """Holes stay holes in the backup, restored, and in a tar stream."""
+    top, host = client
+    fill(top, "data")
+    with open(top / "data" / "image", "wb") as handle:
+        handle.truncate(300 << 20)
+        handle.seek(100 << 20)
+        handle.write(b"in the middle")
+    below = host("vm", "data")
+    assert " is good: " in appliance("run", "vm", timeout=120)
+    kept = appliance.good("vm")[0] / below / "data" / "image"
+    assert kept.stat().st_size == 300 << 20 and kept.stat().st_blocks < 1000
+    same(state(top / "data"), state(kept.parent))
+    out = tmp_path / "out"
+    out.mkdir()
+    appliance("restore", "vm", "latest", "--to", out)
+    assert (out / below / "data" / "image").stat().st_blocks < 1000
+    stream = subprocess.run([*appliance.argv("export", "vm", "latest")], stdin=subprocess.DEVNULL, capture_output=True,
+                            check=True).stdout  # fmt: skip
+    assert len(stream) < 1 << 20
+    shutil.rmtree(out)
+    out.mkdir()
+    subprocess.run(["tar", "-x", "-C", out], input=stream, check=True)
+    same(state(top / "data"), state(out / below / "data"))
+
+
+def test_paths_are_no_patterns(appliance, client):
+    top, host = client
+    fill(top, "data[1]", "data1", "w*", "who", "q?", "qu")
+    below = host("mx1", "data[1]", "w*", "q?")
+    appliance("run", "mx1")
+    assert sorted(os.listdir(appliance.good("mx1")[0] / below)) == ["data[1]", "q?", "w*"]
+
+
+@pytest.mark.parametrize("line", ["#recycle", "#*#", "*.bak  # old", "; x", "# a comment"])
+def test_what_may_be_a_comment_in_a_list_is_refused(appliance, tmp_path, line):
+    """Nothing that the file has is dropped in silence."""
+    number = appliance.servers.rsync(mail=maildir(tmp_path / "mail", 5))
+    appliance.host("mx1", "rsyncd", number, "mail", more=f"exclude =\n    *.tmp\n    {line}\n    *.old\n")
+    said = appliance("run", "mx1", ok=(2,))
+    assert f"line 10: '{line}' may be a name or a comment" in said
+    # The same as a comment, and as a name.
+    more = f"exclude =\n    *.tmp\n#{line}\n    [#]recycle\n"
+    appliance.host("mx1", "rsyncd", number, "mail", more=more)
+    fill(tmp_path / "mail", "#recycle")
+    appliance("run", "mx1")
+    assert not (appliance.good("mx1")[0] / "#recycle").exists()
+
+
+def test_restore_of_what_is_no_file(appliance, client, tmp_path, monkeypatch):
+    top, host = client
+    fill(top, "data")
+    (top / "data" / "link").symlink_to("nowhere")
+    with socket.socket(socket.AF_UNIX) as sock:
+        monkeypatch.chdir(top)  # the name of a socket must be short
+        sock.bind("data/socket")
+    below = host("mx1", "data")
+    appliance("run", "mx1")
+    out = tmp_path / "out"
+    out.mkdir()
+    names = ("link", "socket")
+    said = appliance("restore", "mx1", "latest", *[f"{below}/data/{n}" for n in names], "--to", out)
+    assert "0 files compared and right" in said
+    assert sorted(os.listdir(out / below / "data")) == list(names)
+
+
+def rot(path):
+    """Other contents, the same size and time."""
+    was = path.stat()
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+
+
+@pytest.fixture
+def backed(appliance, tmp_path):
+    """An appliance with one good snapshot of some mail."""
+    mail = maildir(tmp_path / "mail", 20)
+    appliance.host("mx1", "rsyncd", appliance.servers.rsync(mail=mail), "mail")
+    appliance("run", "mx1")
+    return appliance, mail
+
+
+def test_overwrite_repairs_a_file_that_rotted(backed, tmp_path):
+    appliance, mail = backed
+    out = tmp_path / "out"
+    out.mkdir()
+    appliance("restore", "mx1", "latest", "--to", out)
+    rot(sorted((out / "cur").iterdir())[3])
+    assert "20 files compared and right" in appliance("restore", "mx1", "latest", "--overwrite", "--to", out)
+    same(state(mail), state(out))
+
+
+def test_restore_onto_the_volume_by_another_name(backed, tmp_path):
+    appliance, _ = backed
+    snapshot = appliance.good("mx1")[0]
+    was = state(snapshot)
+    (snapshot.parent / "new").mkdir()
+    (tmp_path / "link").symlink_to(snapshot)
+    (tmp_path / "bound").mkdir()
+    run("mount", "--bind", appliance.volume, tmp_path / "bound")
+    try:
+        for dest in (tmp_path / "link", appliance.volume / ".." / "volume" / "mx1" / "new", tmp_path / "bound" / "mx1"):
+            assert "is on the backup volume" in appliance("restore", "mx1", "latest", "--to", dest, ok=(2,))
+    finally:
+        run("umount", tmp_path / "bound")
+    same(was, state(snapshot))
+
+
+def test_damage_is_told_until_the_snapshot_is_gone(backed):
+    appliance, mail = backed
+    victim = sorted((mail / "cur").iterdir())[3]
+    rot(sorted((appliance.good("mx1")[0] / "cur").iterdir())[3])
+    victim.write_text("another\n")
+    appliance("run", "mx1")
+    assert appliance("verify", "--all", ok=(7,)).count(victim.name) == 1
+    appliance("verify")
+    assert "1 damaged files" in appliance("status", ok=(1,))
+    appliance("run", "mx1")
+    assert "1 damaged files" in appliance("status", ok=(1,))
+    appliance("prune", "mx1", "--remove", appliance.good("mx1")[0].name)
+    assert "damaged" not in appliance("status")
+
+
+def test_files_verified_in_the_future_are_read_again(backed):
+    """The clock was ten years ahead once."""
+    appliance, _ = backed
+    with sqlite3.connect(appliance.volume / "mx1" / ".itree-backup" / "sums.sqlite") as db:
+        db.execute("update sums set checked = checked + 315000000")
+    db.close()
+    rot(sorted((appliance.good("mx1")[0] / "cur").iterdir())[3])
+    assert "19 files right, 1 damaged" in appliance("verify", ok=(7,))
+
+
+@pytest.mark.parametrize("event", ["linked", "cut"])
+def test_export_while_a_run_links_the_file(backed, tmp_path, event):
+    """Linked into the next snapshot the file is what it was; one that becomes shorter is no whole stream."""
+    appliance, mail = backed
+    (mail / "large").write_bytes(os.urandom(8 << 20))
+    appliance("run", "mx1")
+    kept = appliance.good("mx1")[-1] / "large"
+    with subprocess.Popen(appliance.argv("export", "mx1", "latest"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, bufsize=0) as proc:  # fmt: skip
+        begin = b""
+        while b"large" not in begin:
+            begin += proc.stdout.read(1 << 16)
+        if event == "linked":
+            os.link(kept, appliance.volume / "mx1" / "link")
+        else:
+            os.truncate(kept, 6 << 20)
+        said, told = proc.communicate()
+    if event == "cut":
+        assert proc.returncode == 1 and b"the stream is not whole" in told
+        return
+    assert proc.returncode == 0, told
+    subprocess.run(["tar", "-x", "-C", tmp_path, "./large"], input=begin + said, check=True)
+    assert filecmp.cmp(mail / "large", tmp_path / "large", shallow=False)
+
+
+@pytest.mark.parametrize(("command", "line", "advice"), [
+    ("PATH=/nowhere; rsync --server", "rsync: command not found|rsync: not found", "Install rsync on the client"),
+    # The words of rsync 3.1.2.
+    ("echo 'rsync: on remote machine: --checksum-choice=md5: unknown option' >&2; exit 1", "unknown option",
+     "takes 3.2.0 or later"),
+    ("rrsync -wo /", "rrsync", "authorized_keys restricts"),
+])  # fmt: skip
+def test_client_that_refuses_says_why(appliance, tmp_path, command, line, advice):
+    appliance.host("mx1", "ssh", appliance.servers.ssh(appliance.conf), maildir(tmp_path / "mail", 3))
+    restrict(appliance, command)
+    said = appliance("run", "mx1", ok=(6,))
+    assert any(word in said.split("the client answered: ")[1] for word in line.split("|")) and advice in said
+
+
+class SetUp:
+    """`itree-backup setup` over files as the EFI system partition brings them."""
+
+    def __init__(self, top):
+        self.conf, self.esp, self.root = top / "etc", top / "esp", top / "root"
+        for path in (self.esp, self.root):
+            path.mkdir()
+        settings = configparser.ConfigParser()
+        settings.read(APPLIANCE / "usr" / "lib" / "itree-backup" / "itree-backup.conf")
+        settings["volume"]["directory"] = str(top / "volume")
+        with open(self.esp / "itree-backup.conf", "w") as handle:
+            settings.write(handle)
+        self.good = (self.esp / "itree-backup.conf").read_bytes()
+        (self.esp / "ssh.authorized_keys.root").write_text("ssh-ed25519 AAAA admin\n")
+
+    def __call__(self, ok=(0,)):
+        # Only the place of the partition and of root's keys is another than on the appliance.
+        program = (f"import sys, pathlib; sys.path.insert(0, {str(APPLIANCE / 'usr/lib/itree-backup')!r})\n"
+                   "from itree_backup import cli, setup\n"
+                   f"setup.ESP, setup.ROOT_HOME = pathlib.Path({str(self.esp)!r}), pathlib.Path({str(self.root)!r})\n"
+                   # In place of systemctl.
+                   "setup.timers = lambda names: print('timers:', *names)\n"
+                   f"sys.argv = ['itree-backup', '--config', {str(self.conf)!r}, 'setup']\n"
+                   "sys.exit(cli.main())\n")  # fmt: skip
+        env = {k: v for k, v in os.environ.items() if k != "CREDENTIALS_DIRECTORY"}
+        return run(sys.executable, "-B", "-c", program, ok=ok, env=env)[1]
+
+
+@pytest.fixture
+def set_up(tmp_path):
+    if os.geteuid():
+        pytest.skip("the command wants to be root")
+    return SetUp(tmp_path)
+
+
+BAD = {
+    "itree-backup.host.my host": b"[host]\npaths = /srv\n",
+    "itree-backup.host.latin": "[host]\npaths = /srv/gr\u00fcn\n".encode("latin-1"),
+    "host.txt": b"[host]\npaths = /srv\n",
+    "itree-backup.conf.txt": b"[volume]\n",
+}
+
+
+def test_bad_files_of_the_first_boot_keep_no_good_one_out(set_up):
+    for name, data in BAD.items():
+        (set_up.esp / name).write_bytes(data)
+    # An editor that writes UTF-16 with its mark, and ends lines as on its own system.
+    (set_up.esp / "itree-backup.host.nfs1").write_bytes("[host]\r\npaths = /srv/nfs\r\n".encode("utf-16"))
+    (set_up.esp / "itree-backup.host.mx1").write_bytes(b"[host]\npaths = /srv/mail\n")
+    said = set_up(ok=(2,))
+    assert all(f"/{name}: " in said for name in BAD), said
+    assert "ssh-ed25519 AAAA admin" in (set_up.root / ".ssh" / "authorized_keys").read_text()
+    assert "hosts: mx1, nfs1" in said and "for authorized_keys of the clients" in said
+    assert (set_up.conf / "hosts.d" / "nfs1.conf").read_text() == "[host]\npaths = /srv/nfs\n"
+    told = (set_up.conf / "setup-problems").read_text()
+    assert all(f"/{name}: " in told for name in BAD)
+    for name in BAD:
+        (set_up.esp / name).unlink()
+    set_up()
+    assert not (set_up.conf / "setup-problems").exists()
+
+
+def test_corrected_configuration_counts(set_up):
+    (set_up.esp / "itree-backup.conf").write_bytes(b"[volume]\ndirectoy = /srv/backup\n")
+    said = set_up(ok=(2,))
+    assert "has no 'directoy'" in said and (set_up.root / ".ssh" / "authorized_keys").exists()
+    (set_up.esp / "itree-backup.conf").write_bytes(set_up.good)
+    set_up()
+
+
+@pytest.mark.parametrize("left", [b"", b"\0" * 400])
+def test_key_that_a_power_cut_left_empty_is_made_again(set_up, left):
+    set_up()
+    key = set_up.conf / "ssh" / "id"
+    good = key.read_bytes()
+    key.write_bytes(left)
+    set_up()
+    assert key.read_bytes().startswith(b"-----BEGIN OPENSSH PRIVATE KEY") and key.read_bytes() != good
+    assert key.stat().st_mode & 0o777 == 0o600
+    # One that somebody gave and that cannot be read is not thrown away.
+    key.write_bytes(b"not a key\n")
+    assert "ssh-keygen" in set_up(ok=(2,)) and key.read_bytes() == b"not a key\n"
+
+
+def test_one_wrong_host_file_stops_no_other_host(backed):
+    appliance, _ = backed
+    (appliance.conf / "hosts.d" / "bad.conf").write_text("[host]\npath = /srv\n")
+    said = appliance("list", ok=(2,))
+    assert "mx1 " in said and "bad.conf: [host] has no 'path'" in said
+    said = appliance("setup", "--no-timers", ok=(2,))
+    assert "hosts: bad, mx1" in said and "bad.conf: [host] has no 'path'" in said
+    assert "bad.conf: [host] has no 'path'" in appliance("status", ok=(1,))
+    (appliance.conf / "hosts.d" / "bad.conf").unlink()
+    appliance("setup", "--no-timers")
+    assert "bad.conf" not in appliance("status")
+
+
+def test_timers_of_the_others_when_one_file_is_wrong(set_up):
+    """All get theirs: the run of the wrong one fails, and tells why."""
+    (set_up.esp / "itree-backup.host.bad").write_text("[host]\npath = /srv\n")
+    (set_up.esp / "itree-backup.host.mx1").write_text("[host]\npaths = /srv/mail\n")
+    assert "timers: bad mx1\n" in set_up(ok=(2,))
