@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """What packaging/rpm/build and packaging/deb/build have in common: the version, the sources, the key."""
 
+import argparse
 import contextlib
 import datetime
 import gzip
@@ -116,6 +117,8 @@ def kernel_arguments(parser):
     parser.add_argument("--efi-key", metavar="FILE", default=os.environ.get("ITREE_EFI_KEY"),
                         help="sign vmlinuz for Secure Boot with this key, a file of the same kind, by sbsign; "
                         "also ITREE_EFI_KEY. Hosts must have its certificate enrolled")  # fmt: skip
+    parser.add_argument("--btf", action=argparse.BooleanOptionalAction,
+                        help="type information for BPF programs; default: in the server's kernel")  # fmt: skip
 
 
 def pem_key(option, path):
@@ -132,6 +135,14 @@ def pem_key(option, path):
     return path
 
 
+def wants_btf(args):
+    """Whether the kernel gets type information for BPF programs. Raises BuildError if pahole is missing."""
+    wanted = args.kernel == "server" if args.btf is None else args.btf
+    if wanted and not shutil.which("pahole"):
+        raise tb.BuildError("BTF is made by pahole, which is not installed: run `make deps`, or add --no-btf")
+    return wanted
+
+
 def kernel_keys(args):
     """{option: path} of the keys that were given for the kernel, each looked at."""
     given = {"--module-key": args.module_key, "--efi-key": args.efi_key}
@@ -144,6 +155,8 @@ def kernel_fragments(args, tree):
     words = ["--alone", config / "small.config"]
     if args.kernel == "server":
         words = [config / "itree.config", config / "server.config"]
+    if wants_btf(args):
+        words.append(config / "btf.config")
     if args.module_key:
         key = tree / "certs" / "itree_key.pem"
         shutil.copy(pem_key("--module-key", args.module_key), key)

@@ -61,6 +61,9 @@ def fills_and_checks(disks, kernel, top, release):
     assert said.count(f"guest: runs {release}") == 2, said[-8000:]
     assert said.count("guest: exit code 0") == 2, said[-8000:]
     assert re.search(r"guest: features .*\bitree\b", said) and "guest: filled" in said
+    # BTF of the kernel and of its modules: the kernel refuses a module whose BTF does not match its own.
+    assert re.search(r"guest: btf .*\bvmlinux\b", said), said[-8000:]
     assert "guest: files 3000" in said and "guest: archived 3000" in said and "guest: checked" in said
     if "small" in release:
         assert re.search(r"guest: modules .*virtio_blk", said), "the root's driver is to come from the initramfs"
+        assert re.search(r"guest: btf .*\bvirtio_blk\b", said), said[-8000:]

@@ -93,7 +93,7 @@ def build_kernel(out, release, module_key, *options, signing_key=None):
     out.mkdir()
     if signing_key:
         shutil.copy(signing_key, out)
-    build(out, release, "repo", "kernel-itree", "--kernel", KERNEL, "--module-key", module_key, *options)
+    build(out, release, "repo", "kernel-itree", "--kernel", KERNEL, "--btf", "--module-key", module_key, *options)
     return out
 
 

@@ -18,6 +18,7 @@ from conftest import KERNEL
 pytestmark = pytest.mark.skipif(
     not os.environ.get("ITREE_FULL"), reason="a kernel is built and packaged, which takes minutes: ITREE_FULL=1"
 )
+BUILT = ("linux-itree", "--kernel", KERNEL, "--btf")
 SUFFIX = "-small" if KERNEL == "small" else ""
 # Called as the hooks of initramfs-tools and boot loaders are.
 RECORD = '#!/bin/sh\necho "{when} $1 $2 ($DEB_MAINT_PARAMS)" >>/apt/hooks\n'
@@ -25,7 +26,7 @@ RECORD = '#!/bin/sh\necho "{when} $1 $2 ($DEB_MAINT_PARAMS)" >>/apt/hooks\n'
 
 @pytest.fixture(scope="session")
 def repo(work, module_key):
-    return debhost.build(work / "deb-kernel", "linux-itree", "--kernel", KERNEL, "--module-key", module_key)
+    return debhost.build(work / "deb-kernel", *BUILT, "--module-key", module_key)
 
 
 @pytest.fixture
@@ -109,8 +110,7 @@ def test_what_the_packages_say(repo):
 
 def test_upgrade_keeps_the_old_kernel(host, repo, work, module_key):
     host.apt("install", "linux-image-itree")
-    newer = debhost.build(work / "deb-kernel-new", "linux-itree", "--kernel", KERNEL, "--module-key", module_key,
-                          release="0.2")  # fmt: skip
+    newer = debhost.build(work / "deb-kernel-new", *BUILT, "--module-key", module_key, release="0.2")
     host.use(newer)
     host.apt("update")
     host.apt("upgrade", "--with-new-pkgs")
