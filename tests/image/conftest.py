@@ -245,6 +245,10 @@ class Appliance:
         """Paths of the good snapshots, oldest first."""
         return sorted(p for p in (self.volume / host).iterdir() if p.name[0] != "." and p.name.endswith("Z"))
 
+    def with_gaps(self, host):
+        """Paths of the snapshots with gaps, oldest first."""
+        return sorted((self.volume / host).glob("*.gaps"))
+
     def partial(self, host):
         return sorted((self.volume / host).glob("*.partial"))
 

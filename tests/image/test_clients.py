@@ -273,6 +273,194 @@ def test_client_that_refuses_says_why(appliance, tmp_path, command, line, advice
     assert any(word in said.split("the client answered: ")[1] for word in line.split("|")) and advice in said
 
 
+# A client whose files named bad-sector cannot be read, and which finds files named cut-short shorter than they were
+# when it reads them for the first time.
+READ = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+ssize_t read(int fd, void *buf, size_t size)
+{
+	static ssize_t (*next)(int, void *, size_t);
+	static int cut;
+	char link[64], name[4096];
+	ssize_t length;
+
+	if (!next)
+		next = dlsym(RTLD_NEXT, "read");
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+	length = readlink(link, name, sizeof(name) - 1);
+	name[length < 0 ? 0 : length] = 0;
+	if (strstr(name, "bad-sector")) {
+		errno = EIO;
+		return -1;
+	}
+	if (strstr(name, "cut-short") && !cut++)
+		return 0;
+	return next(fd, buf, size);
+}
+"""
+
+
+@pytest.fixture
+def night(appliance, tmp_path, monkeypatch):
+    """Serves a client's directory by an rsyncd whose reads are as above; (directory, appliance)."""
+    top = tmp_path / "client"
+    fill(top, "etc", "srv")
+    (tmp_path / "read.c").write_text(READ)
+    run("gcc", "-shared", "-fPIC", "-o", tmp_path / "read.so", tmp_path / "read.c")
+    monkeypatch.setenv("LD_PRELOAD", str(tmp_path / "read.so"))
+    number = appliance.servers.rsync(all=top)
+    monkeypatch.delenv("LD_PRELOAD")
+    appliance.host("mx1", "rsyncd", number, "all")
+    return top, appliance
+
+
+def test_one_file_that_cannot_be_read_is_a_gap(night):
+    """The night is not lost: what can be had is kept, listed, told as wrong, never called good, and goes in time."""
+    top, appliance = night
+    appliance("run", "mx1")
+    good = appliance.good("mx1")[0]
+    (top / "etc" / "new").write_text("new\n")
+    (top / "srv" / "bad-sector").write_text("x" * 5000)
+    said = appliance("run", "mx1", ok=(9,))
+    assert "could not give 1 of its files" in said and "srv/bad-sector: " in said
+    (gaps,) = appliance.with_gaps("mx1")
+    assert appliance.good("mx1") == [good] and not appliance.partial("mx1")
+    assert (gaps / "etc" / "new").read_text() == "new\n" and not (gaps / "srv" / "bad-sector").exists()
+    status = appliance.status("mx1")
+    assert (status["state"], status["last_good"], status["gaps"]) == ("gaps", good.name, 1)
+    assert "1 with gaps" in appliance("status", ok=(1,))
+    assert f"{gaps.name} " in appliance("list", "mx1") and "1 gaps" in appliance("list", "mx1")
+    assert "etc" in appliance("list", "mx1", gaps.name[:19] + "Z.gaps")
+    assert f"{gaps.name}: 3 files right, 0 damaged" in appliance("verify", "mx1", "--all")
+    metrics = (appliance.top / "metrics" / "itree_backup_mx1.prom").read_text()
+    assert 'itree_backup_gaps{host="mx1"} 1' in metrics and 'last_run_success{host="mx1"} 0' in metrics
+
+    # What the night brought is not fetched again, and the next good snapshot stands by itself.
+    (top / "srv" / "bad-sector").unlink()
+    assert "0 new files" in appliance("run", "mx1")
+    new = appliance.good("mx1")[-1]
+    same(state(top), state(new))
+    assert (new / "etc" / "new").stat().st_ino == (gaps / "etc" / "new").stat().st_ino
+    assert "is good" not in said and "with gaps" in appliance("status")
+    appliance("prune", "mx1", "--remove", gaps.name)
+    assert not appliance.with_gaps("mx1") and "gaps" not in appliance("status")
+    same(state(top), state(new))
+
+
+def test_snapshots_with_gaps_take_no_good_ones_place(night):
+    top, appliance = night
+    appliance("run", "mx1")
+    good = appliance.good("mx1")
+    (appliance.conf / "hosts.d" / "mx1.conf").write_text(
+        (appliance.conf / "hosts.d" / "mx1.conf").read_text() + "[keep]\nlast = 2\ndaily = 0\nweekly = 0\nmonthly = 0\n"
+    )
+    (top / "srv" / "bad-sector").write_text("x" * 5000)
+    for _ in range(3):
+        appliance("run", "mx1", ok=(9,))
+    assert appliance.good("mx1") == good and len(appliance.with_gaps("mx1")) == 2
+
+
+def test_file_that_is_cut_short_while_it_is_sent_is_sent_again(night):
+    top, appliance = night
+    (top / "srv" / "cut-short").write_text("a line of a log\n" * 5000)
+    assert " is good: " in appliance("run", "mx1")
+    same(state(top), state(appliance.good("mx1")[0]))
+
+
+def test_path_that_is_not_there_is_no_gap(appliance, client):
+    """Where a whole path is missing nothing is published: it may be a disk that is not mounted."""
+    top, host = client
+    fill(top, "etc")
+    host("mx1", "etc", "srv")
+    assert "could not be read" in appliance("run", "mx1", ok=(1,))
+    assert not appliance.good("mx1") and not appliance.with_gaps("mx1")
+
+
+def test_messages_that_are_renamed_during_the_run(appliance, client):
+    """A message that somebody reads has another name when its turn comes: it is looked for again."""
+    top, host = client
+    (top / "mail" / "cur").mkdir(parents=True)
+    for n in range(300):
+        (top / "mail" / "cur" / f"{n:05}.mx1:2,").write_bytes(os.urandom(4000))
+    below = host("mx1", "mail", more="bandwidth = 300\n")
+    with subprocess.Popen(appliance.argv("run", "mx1"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True) as proc:  # fmt: skip
+        while not any((p / below / "mail/cur/00010.mx1:2,").exists() for p in appliance.partial("mx1")):
+            assert proc.poll() is None, proc.stdout.read()
+        for n in range(200, 300):
+            path = top / "mail" / "cur" / f"{n:05}.mx1:2,"
+            path.rename(f"{path}S")
+        # New since the list was made: no part of this snapshot, not even by its name.
+        fill(top / "mail" / "cur", "new-folder")
+        said = proc.communicate()[0]
+    assert proc.returncode == 0 and " names went while they were read: looking again in 1 directories" in said, said
+    kept = appliance.good("mx1")[0] / below / "mail" / "cur"
+    same({k: v for k, v in state(top / "mail" / "cur").items() if b"new-folder" not in k}, state(kept))
+    assert "300 files right, 0 damaged, 0 of which nothing" in appliance("verify", "mx1")
+
+
+def test_folder_that_is_renamed_during_the_run(appliance, client):
+    top, host = client
+    for folder in range(30):
+        (top / "mail" / f"{folder:03}" / "cur").mkdir(parents=True)
+        for n in range(10):
+            (top / "mail" / f"{folder:03}" / "cur" / f"{n:05}.mx1:2,S").write_bytes(os.urandom(4000))
+    below = host("mx1", "mail", more="bandwidth = 300\n")
+    with subprocess.Popen(appliance.argv("run", "mx1"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True) as proc:  # fmt: skip
+        while not any((p / below / "mail/001/cur/00001.mx1:2,S").exists() for p in appliance.partial("mx1")):
+            assert proc.poll() is None, proc.stdout.read()
+        (top / "mail" / "029").rename(top / "mail" / "Archive")
+        said = proc.communicate()[0]
+    assert proc.returncode == 0 and "looking again" in said, said
+    kept = appliance.good("mx1")[0] / below / "mail"
+    for name, what in state(top / "mail").items():
+        assert state(kept).get(name) == what or name == b".", name
+
+
+def test_attributes_that_cannot_be_stored_are_left_out(appliance, client):
+    """What the unit may not set: one night it is refused, after that not asked for; each night it is told."""
+    top, host = client
+    fill(top, "data", "more")
+    os.setxattr(top / "data" / "file", "security.NTACL", b"acl")
+    os.setxattr(top / "more" / "file", "user.note", b"kept")
+    below = host("mx1", "data", "more")
+    # As the unit runs.
+    argv = ["setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin", *appliance.argv("run", "mx1")]
+    for _ in range(2):
+        said = run(*argv)[1]
+        assert " is good: " in said and "cannot be stored here are left out: security.NTACL" in said
+    one, two = (p / below for p in appliance.good("mx1"))
+    assert (one / "data" / "file").stat().st_ino == (two / "data" / "file").stat().st_ino
+    assert os.listxattr(two / "data" / "file") == [] and os.getxattr(two / "more" / "file", "user.note") == b"kept"
+
+
+def test_attribute_too_large_for_the_volume_is_named(appliance, client, tmp_path):
+    top, host = client
+    image, large = tmp_path / "large.img", top / "large"
+    large.mkdir()
+    with open(image, "wb") as handle:
+        handle.truncate(32 << 20)
+    run("mke2fs", "-q", "-F", "-t", "ext4", "-O", "ea_inode", image)
+    run("mount", "-o", "loop", image, large)
+    try:
+        fill(large, "data")
+        os.setxattr(large / "data" / "file", "user.thumbnail", b"x" * 20000)
+        below = host("mx1", "large/data")
+        said = appliance("run", "mx1")
+        assert " is good: " in said and "filled up" not in said
+        assert "an attribute is left out: " in said and "large/data/file: user.thumbnail: " in said
+        assert (appliance.good("mx1")[0] / below / "large" / "data" / "file").read_text() == "of data\n"
+    finally:
+        run("umount", large)
+
+
 class SetUp:
     """`itree-backup setup` over files as the EFI system partition brings them."""
 

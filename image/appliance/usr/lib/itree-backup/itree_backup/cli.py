@@ -16,7 +16,8 @@ from .store import Store
 
 EPILOG = """snapshots are named by time (UTC); the beginning of a name will do where it is unique, and
 `latest` is the newest. Exit code: 0 done, 1 failed, 2 wrong usage or configuration, 3 busy, 4 no space, 5 client
-gone, 6 refused (host key, login), 7 damaged files, 8 interrupted. See itree-backup(8), itree-backup.conf(5)."""
+gone, 6 refused (host key, login), 7 damaged files, 8 interrupted, 9 the client could not give some files. See
+itree-backup(8), itree-backup.conf(5)."""
 
 # What stands before a file of hosts.d whose name no host can have.
 MISNAMED = "not backed up, for its name cannot be a host's:"
@@ -106,11 +107,13 @@ def cmd_list(base, args):
             except BackupError as err:
                 wrong.append(str(err))
         stay = retention.kept(store.snapshots(), keep) if keep else {}
-        for name in store.snapshots():
+        for name in store.with_gaps():
+            stay[name] = [f"{store.record(name).get('gaps', '?')} gaps"]
+        for name in sorted(store.snapshots() + store.with_gaps()):
             record = store.record(name)
             notes = "damaged" if record.get("damaged") else ", ".join(stay.get(name, ["not kept"] if keep else []))
-            print(f"{store.name:20} {name}  {record.get('names', '?'):>9} names {record.get('new_files', '?'):>9} new "
-                  f"{record.get('new_bytes', 0) >> 20:>8} MiB  {notes}")  # fmt: skip
+            print(f"{store.name:20} {name:25}  {record.get('names', '?'):>9} names {record.get('new_files', '?'):>9} "
+                  f"new {record.get('new_bytes', 0) >> 20:>8} MiB  {notes}")  # fmt: skip
         for name in store.names(".partial"):
             print(f"{store.name:20} {name}  interrupted")
     if wrong:
@@ -137,7 +140,7 @@ def cmd_verify(base, args):
     wrong = unknown = 0
     busy = []
     for store in stores(base, args.host):
-        names = store.snapshots()
+        names = sorted(store.snapshots() + store.with_gaps())
         if args.snapshot or (names and not args.all):
             names = [store.find(args.snapshot)]
         if not names:
@@ -176,9 +179,9 @@ def cmd_prune(base, args):
     host, store = config.host(base, args.host), Store(base, args.host)
     if args.remove:
         with store.lock():
-            if args.remove not in store.snapshots():
+            if args.remove not in store.snapshots() + store.with_gaps():
                 raise BackupError(f"{store.name}: there is no snapshot with the full name '{args.remove}'")
-            if len(store.snapshots()) == 1:
+            if store.snapshots() == [args.remove]:
                 raise BackupError(f"{store.name}: {args.remove} is the only good snapshot; it is not removed", USAGE)
             store.remove(args.remove)
             print(f"{store.name}: removed {args.remove}")
@@ -209,6 +212,7 @@ def cmd_status(base, args):
         space, percent, inodes = store_.free(base.volume)
         configured, misnamed = config.hosts(base), config.misnamed(base)
         hosts = {s.name: {**s.status(), "damaged_files": s.damaged(), "snapshots": s.snapshots(),
+                          "with_gaps": s.with_gaps(),
                           "partial": s.names(".partial"), "retired": s.name not in configured, "well": well}
                  for s, (_, well) in zip(found, overviews(base, found, configured), strict=True)}  # fmt: skip
         print(json.dumps({"volume": str(base.volume), "free_bytes": space, "free_percent": round(percent, 2),

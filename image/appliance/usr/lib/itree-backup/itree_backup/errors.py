@@ -9,6 +9,7 @@ CLIENT = 5
 REFUSED = 6
 DAMAGED = 7
 INTERRUPTED = 8
+GAPS = 9
 
 # What status.json, metrics and messages call them.
 NAMES = {
@@ -20,6 +21,7 @@ NAMES = {
     REFUSED: "refused",
     DAMAGED: "damaged",
     INTERRUPTED: "interrupted",
+    GAPS: "gaps",
 }
 
 

@@ -18,6 +18,8 @@ HELP = {
     "new_files": "Files the last run fetched.",
     "new_bytes": "Bytes of the files the last run fetched.",
     "snapshots": "Good snapshots.",
+    "snapshots_with_gaps": "Snapshots that lack files the client could not give; they do not count as good.",
+    "gaps": "Files the client could not give in the last run that made a snapshot.",
     "partial_snapshots": "Interrupted runs that the next run will use.",
     "damaged_files": "Files found not to be what the client sent, summed over the snapshots.",
     "last_verify_timestamp_seconds": "When snapshots were last read and compared; 0 if never.",
@@ -38,6 +40,8 @@ def metrics(store):
         "new_files": status.get("files", 0),
         "new_bytes": status.get("bytes", 0),
         "snapshots": len(store.snapshots()),
+        "snapshots_with_gaps": len(store.with_gaps()),
+        "gaps": status.get("gaps", 0),
         "partial_snapshots": len(store.names(".partial")),
         "damaged_files": store.damaged(),
         "last_verify_timestamp_seconds": status.get("verified", 0),
@@ -100,7 +104,8 @@ def overview(store, now, max_age, configured=True):
     if status.get("prune_message") and configured:
         problems.append(status["prune_message"])
     last = f"{names[-1]} ({age(max(old, 0))} ago)" if good else "-"
-    line = f"{store.name:20} {state:12} {len(names):4} good  newest {last}"
+    gaps = store.with_gaps()
+    line = f"{store.name:20} {state:12} {len(names):4} good  newest {last}" + f"  {len(gaps)} with gaps" * bool(gaps)
     return line + "".join(f"\n    {p.splitlines()[0]}" for p in problems if p), not problems
 
 

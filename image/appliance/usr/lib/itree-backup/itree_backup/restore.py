@@ -12,6 +12,7 @@ from . import verify
 from .errors import DAMAGED, USAGE, BackupError
 from .store import Tree
 from .sums import Sums
+from .transfer import show
 
 
 def inside(store, name, path):
@@ -23,7 +24,7 @@ def inside(store, name, path):
             tree.lstat(plain)
         except OSError as err:
             raise BackupError(
-                f"{store.name} {name}: there is no {verify.show(plain)} ({err.strerror}); "
+                f"{store.name} {name}: there is no {show(plain)} ({err.strerror}); "
                 f"'itree-backup list {store.name} {name} DIR' shows a directory"
             ) from err
         finally:
@@ -37,7 +38,7 @@ def listing(store, name, path):
     where = os.path.join(os.fsencode(store.path / name), plain)
     res = subprocess.run(["ls", "-lA", "--time-style=long-iso", "--", where], stdin=subprocess.DEVNULL, check=False)
     if res.returncode:
-        raise BackupError(f"{store.name} {name}: {verify.show(plain)} could not be listed (above)")
+        raise BackupError(f"{store.name} {name}: {show(plain)} could not be listed (above)")
 
 
 def restore(store, name, paths, dest, overwrite):

@@ -8,7 +8,7 @@ that jumped forward, or a client that was away for a year, makes nothing old.
 import datetime
 
 from .errors import BUSY, DAMAGED, FAILED, BackupError
-from .store import when
+from .store import GAPS, when
 
 SLACK = datetime.timedelta(minutes=10)
 BUCKETS = {"daily": "%Y-%m-%d", "weekly": "%G-W%V", "monthly": "%Y-%m"}
@@ -58,7 +58,10 @@ def doomed(store, keep):
             DAMAGED,
         )
     stay = kept(names, keep)
-    return [name for name in names if name not in stay]
+    # Those with gaps take nobody's place: what is good stays as if they were not there.
+    gaps = store.with_gaps()
+    every = kept([*names, *(n.removesuffix(GAPS) for n in gaps)], keep)
+    return sorted([n for n in names if n not in stay] + [n for n in gaps if n.removesuffix(GAPS) not in every])
 
 
 def prune(store, keep, say):

@@ -8,12 +8,15 @@ import sys
 import time
 
 from . import report, retention, transfer, verify, warm
-from .errors import DAMAGED, BackupError, Interrupted
-from .store import Flusher, check_space, check_volume, write_file
+from .errors import DAMAGED, GAPS, BackupError, Interrupted
+from .store import GAPS as WITH_GAPS
+from .store import Flusher, Tree, check_space, check_volume, write_file
 from .sums import Sums
+from .transfer import show
 
 # rsync takes 20 directories to link to; two are kept for good snapshots.
-PARTIALS = 12
+PARTIALS = 11
+PASSES = 3  # how often what was renamed meanwhile is looked for
 
 
 def say(text):
@@ -21,11 +24,13 @@ def say(text):
 
 
 def bases(store):
-    """Good snapshots to link to: the newest by name, and the one made last if the clock made that another."""
+    """Snapshots to link to: the newest good one by name, the one made last if the clock made that another, and the
+    newest of all if it has gaps: what is in it is as right."""
     names = store.snapshots()
     last = store.status().get("last_good")
     found = [last] if last in names else []
-    return [store.path / n for n in dict.fromkeys(found + names[-1:])]
+    newest = sorted(names + store.with_gaps())[-1:]
+    return [store.path / n for n in dict.fromkeys(found + names[-1:] + newest)]
 
 
 def use_partials(store, sums, flusher):
@@ -51,14 +56,14 @@ def lists_root(host):
 
 
 def fetch_damaged(base, host, store, name, sums, linked, lock_fd):
-    """Fetch again what rsync took from older snapshots and a verification has found damaged; (paths, some were gone).
+    """Fetch again what rsync took from older snapshots and a verification has found damaged; (paths, those gone).
 
     Linked once more, the file would be as wrong in the new snapshot, and never be fetched while it stays the same.
     """
     root = store.path / f"{name}.partial"
     dropped = verify.drop_damaged(root, store.sums_of(name), sums, linked)
     if not dropped:
-        return dropped, False
+        return dropped, []
     say(f"{store.name}: {len(dropped)} files were found damaged in older snapshots: fetching them again")
     listed = store.meta / f"{name}.again"
     listed.write_bytes(b"".join(path + b"\0" for path in sorted(dropped)))
@@ -69,25 +74,102 @@ def fetch_damaged(base, host, store, name, sums, linked, lock_fd):
         listed.unlink()
     gone = [path for path in dropped if not os.path.lexists(os.path.join(os.fsencode(root), path))]
     for path in gone[:20]:
-        say(f"{store.name}: {verify.show(path)} is no longer on the client")
-    return dropped, bool(gone)
+        say(f"{store.name}: {show(path)} is no longer on the client")
+    return dropped, gone
+
+
+def plain_name(name):
+    """Where a snapshot has the file of which rsync wrote, as bytes."""
+    return transfer.unescape(os.fsencode(name)).strip(b"/")
+
+
+def directories(tree, places):
+    """(place, name) of the directories in these directories of a snapshot."""
+    found = set()
+    for place in places:
+        with contextlib.suppress(OSError), os.scandir(tree.parent(place + b"/x")[0]) as entries:
+            found |= {(place, entry.name) for entry in entries if entry.is_dir(follow_symlinks=False)}
+    return found
+
+
+def remove_new(tree, places, before):
+    """Remove directories that were made since the list was: they came with nothing in them."""
+    for place, name in directories(tree, places) - before:
+        with contextlib.suppress(OSError):
+            fd = tree.parent(place + b"/x")[0]
+            was = os.fstat(fd)
+            os.rmdir(name, dir_fd=fd)
+            os.utime(fd, ns=(was.st_atime_ns, was.st_mtime_ns))
+
+
+def fetch_renamed(base, host, store, name, outcome, linked, lock_fd):
+    """Look again where names vanished while they were read: a message that was read meanwhile has another name now.
+
+    Changes outcome: vanished are the names that went once more.
+    """
+    root = store.path / f"{name}.partial"
+    for _ in range(PASSES):
+        if not (outcome.vanished or outcome.trees):
+            return
+        # What a client writes is not to lead out of its snapshot.
+        found = {os.path.dirname(plain_name(n)) for n in outcome.vanished}
+        places = sorted(p for p in found if b".." not in p.split(b"/"))
+        words, kind, what = b"".join(p + b"/\0" for p in places), "files", f"in {len(places)} directories"
+        if outcome.trees or not places:
+            # Where to, only the whole can show.
+            words, kind, what = transfer.names_of(host), "below", "everywhere"
+        say(f"{store.name}: {len(outcome.vanished)} names went while they were read: looking again {what}")
+        listed = store.meta / f"{name}.again"
+        listed.write_bytes(words)
+        with contextlib.closing(Tree(root)) as tree:
+            before = directories(tree, places)
+            try:
+                more = transfer.transfer(base, host, root, linked, store, name, lock_fd, listed, kind)
+            finally:
+                listed.unlink()
+            if kind == "files":
+                remove_new(tree, places, before)
+        outcome.files += more.files
+        outcome.bytes += more.bytes
+        outcome.vanished, outcome.trees = more.vanished, more.trees
+        outcome.gaps |= more.gaps
+        outcome.retried |= more.retried
+        outcome.refused |= more.refused
+        outcome.lost |= more.lost
 
 
 def check(store, host, name, outcome, sums, linked, again):
     """Raise unless what is on disk is what came."""
     root = store.path / f"{name}.partial"
-    found = verify.new_files(root, store.sums_of(name), sums, linked, f"{store.name} {name}", again=again)
+    retried, gaps = ({plain_name(n) for n in found} for found in (outcome.retried, outcome.gaps))
+    found = verify.new_files(root, store.sums_of(name), sums, linked, f"{store.name} {name}", again=again,
+                             retried=retried, gaps=gaps)  # fmt: skip
     verify.demand(found, f"{store.name}: reading back what was fetched")
     names = verify.count(root) + lists_root(host)
     # Files that went on the client while it was read are in its list, not here, and no fault.
-    if outcome.names is not None and not outcome.vanished and names != outcome.names:
+    if outcome.names is not None and names != outcome.names:
         raise BackupError(f"{store.name}: the client listed {outcome.names} names and {names} are here; "
                           "this is not counted as a good snapshot", DAMAGED)  # fmt: skip
     return found, names
 
 
+def told(found, most=1000):
+    """The first of {name: why} as lines for people."""
+    return [show(f"{name}: {why}") for name, why in sorted(found.items())[:most]]
+
+
+def remark(store, record):
+    """Say what a new snapshot has not, though it counts."""
+    if record["vanished"]:
+        say(f"{store.name}: {record['vanished']} names went before they could be read")
+    if record["left_out"]:
+        say(f"{store.name}: attributes that cannot be stored here are left out: {', '.join(record['left_out'])}")
+    for line in record["lost_attributes"][:20]:
+        say(f"{store.name}: an attribute is left out: {line}")
+
+
 def fetch(base, host, store, lock_fd, status, step):
-    """Everything that needs the client and the volume; the name of the new good snapshot."""
+    """Everything that needs the client and the volume; the record of the new snapshot."""
     started = time.time()
     flusher = Flusher(store.path)
     sums = Sums(store.meta / "sums.sqlite")
@@ -110,28 +192,43 @@ def fetch(base, host, store, lock_fd, status, step):
                 dest.rmdir()
                 store.sums_of(name).unlink(missing_ok=True)
             raise
+        if outcome.vanished or outcome.gaps:
+            outcome.names = None  # the list has names that are not here
+        fetch_renamed(base, host, store, name, outcome, [*partials, *good], lock_fd)
+        # A file that changed while it was sent is sent again: what is here is no gap.
+        outcome.gaps = {n: why for n, why in outcome.gaps.items()
+                        if not os.path.lexists(os.path.join(os.fsencode(dest), plain_name(n)))}  # fmt: skip
         again, gone = fetch_damaged(base, host, store, name, sums, [*partials, *good], lock_fd)
-        outcome.vanished |= gone
+        if gone:
+            outcome.names = None
+        store.leave_out(outcome.refused)
         step("writing to disk")
         flusher.flush()
         step("verifying")
         found, names = check(store, host, name, outcome, sums, [*partials, *good], again)
         sums.commit()
         record = {"name": name, "started": int(started), "ended": int(time.time()), "names": names,
-                  "new_files": found.right, "new_bytes": found.bytes, "vanished": outcome.vanished}  # fmt: skip
+                  "new_files": found.right, "new_bytes": found.bytes, "vanished": len(outcome.vanished) + len(gone),
+                  "gaps": len(outcome.gaps), "gap_list": told(outcome.gaps), "left_out": store.left_out(),
+                  "lost_attributes": told({f"{n.removeprefix(f'{dest}/')}: {a}": why
+                                           for (n, a), why in outcome.lost.items()})}  # fmt: skip
         write_file(store.record_path(name), json.dumps(record, indent=1, sort_keys=True) + "\n")
         flusher.flush()
-        store.publish(name)
+        store.publish(name + WITH_GAPS * bool(outcome.gaps))
         store.sums_of(name).unlink(missing_ok=True)
-        status.update(last_good=name, last_good_time=record["ended"], files=found.right, bytes=found.bytes, names=names)
-        say(f"{store.name}: {name} is good: {names} names, {found.right} new files, {found.bytes >> 20} MiB, read back")
+        status.update(files=found.right, bytes=found.bytes, names=names, gaps=len(outcome.gaps))
+        if not outcome.gaps:
+            status.update(last_good=name, last_good_time=record["ended"])
+        what = "has gaps" if outcome.gaps else "is good"
+        say(f"{store.name}: {name} {what}: {names} names, {found.right} new files, {found.bytes >> 20} MiB, read back")
+        remark(store, record)
     finally:
         sums.close()
         flusher.close()
     for path in partials:
         store.remove(path.name.removesuffix(".partial"), ".partial")
     store.remove_parts()
-    return name
+    return record
 
 
 def backup(base, host, store, wait):
@@ -154,7 +251,15 @@ def backup(base, host, store, wait):
             step("preparing")
             store.finish_removals()
             make_room(base, host, store)
-            fetch(base, host, store, lock_fd, status, step)
+            record = fetch(base, host, store, lock_fd, status, step)
+            if record["gaps"]:
+                listed = "".join(f"\n    {line}" for line in record["gap_list"][:20])
+                raise BackupError(
+                    f"{store.name}: the client could not give {record['gaps']} of its files. "
+                    f"{record['name']}{WITH_GAPS} has the others; it is kept and listed, and does not count as good. "
+                    f"Repair these files, or exclude them:{listed}",
+                    GAPS,
+                )
             status.update(state="ok", message="")
         except BackupError as err:
             status.update(state=report.name_of(err.code), message=str(err))
@@ -167,7 +272,7 @@ def backup(base, host, store, wait):
         finally:
             if status["state"] == "running":
                 status.update(state="failed", message="the program failed; see the journal")
-            if status["state"] == "ok":
+            if status["state"] in ("ok", report.name_of(GAPS)):
                 status["prune_message"] = prune(store, host)
             status.update(ended=int(time.time()), seconds=round(time.time() - began, 1), phase="")
             finish(store, status)

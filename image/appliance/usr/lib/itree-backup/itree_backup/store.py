@@ -27,6 +27,7 @@ from . import config
 from .errors import BUSY, FAILED, SPACE, BackupError
 
 MARKER = ".itree-backup-volume"
+GAPS = ".gaps"  # ends the name of a snapshot that lacks what the client could not give
 NAME = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ")
 FORMAT = "%Y-%m-%dT%H-%M-%SZ"
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -157,13 +158,18 @@ class Store:
         """Good snapshots, oldest first."""
         return self.names()
 
+    def with_gaps(self):
+        """Snapshots that lack what the client could not give, oldest first, as the directories are named."""
+        return [name + GAPS for name in self.names(GAPS)]
+
     def find(self, name):
-        """The snapshot an admin names: its full name, the beginning of one, or `latest`."""
-        have = self.snapshots()
+        """The snapshot an admin names: its full name, the beginning of one, or `latest`, the newest good one."""
+        good = self.snapshots()
+        have = sorted(good + self.with_gaps())
         if not have:
             raise BackupError(f"{self.name}: there is no good snapshot yet")
         if name in ("latest", None):
-            return have[-1]
+            return (good or have)[-1]
         found = [n for n in have if n.startswith(name)]
         if len(found) != 1:
             what = f"is the beginning of {len(found)} of them" if found else "is none of them"
@@ -174,14 +180,14 @@ class Store:
         """A name for a run that begins now; waits for the next second if this one has a name already."""
         for _ in range(5):
             name = datetime.datetime.now(datetime.UTC).strftime(FORMAT)
-            if not any((self.path / (name + s)).exists() for s in ("", ".partial", ".deleting")):
+            if not any((self.path / (name + s)).exists() for s in ("", GAPS, ".partial", ".deleting")):
                 return name
             time.sleep(1.01)
         raise BackupError(f"{self.path}: the clock stands still: {name} exists already")
 
     def publish(self, name):
-        """A partial snapshot becomes a good one. Everything in it must be on disk by now."""
-        os.rename(self.path / f"{name}.partial", self.path / name)
+        """A partial snapshot becomes one of that name, which may end in GAPS. All of it must be on disk by now."""
+        os.rename(self.path / f"{name.removesuffix(GAPS)}.partial", self.path / name)
         fsync_directory(self.path)
 
     @contextlib.contextmanager
@@ -218,7 +224,8 @@ class Store:
 
     def remove(self, name, suffix=""):
         """Remove a snapshot or partial: at once as a name, then its files. BackupError(BUSY) if it is being read."""
-        gone = self.path / f"{name}.deleting"
+        plain = name.removesuffix(GAPS)
+        gone = self.path / f"{plain}.deleting"
         if suffix != ".deleting":
             self.take_away(name, suffix, gone)
         # rm goes through large directories in inode order; --one-file-system: nothing mounted below is touched.
@@ -226,7 +233,7 @@ class Store:
                              capture_output=True, text=True, errors="replace", check=False)  # fmt: skip
         if res.returncode or gone.exists():
             raise BackupError(f"{gone} could not be removed: {res.stderr.strip()[-500:]}")
-        for path in (self.sums_of(name), self.record_path(name)):
+        for path in (self.sums_of(plain), self.record_path(plain)):
             path.unlink(missing_ok=True)
 
     def finish_removals(self):
@@ -247,7 +254,17 @@ class Store:
         return self.meta / f"{name}.sums"
 
     def record_path(self, name):
-        return self.meta / f"{name}.json"
+        return self.meta / f"{name.removesuffix(GAPS)}.json"
+
+    def left_out(self):
+        """Names of attributes that were refused here once: they are not asked for again."""
+        return sorted(read_json(self.meta / "left-out.json").get("attributes", ()))
+
+    def leave_out(self, names):
+        """Add to them."""
+        new = sorted({*self.left_out(), *names})
+        if new != self.left_out():
+            write_file(self.meta / "left-out.json", json.dumps({"attributes": new}) + "\n")
 
     def record(self, name):
         """What was noted about a snapshot; {} if nothing can be read."""
@@ -255,7 +272,7 @@ class Store:
 
     def damaged(self):
         """Files found damaged, summed over the snapshots that are there; a file that several share counts in each."""
-        records = [self.record(name) for name in self.snapshots()]
+        records = [self.record(name) for name in self.snapshots() + self.with_gaps()]
         return sum(r.get("damaged_files", len(r.get("damaged", ()))) for r in records)
 
     def status(self):

@@ -4,6 +4,7 @@
 import contextlib
 import ctypes
 import dataclasses
+import errno
 import os
 import re
 import selectors
@@ -13,12 +14,38 @@ import sys
 import time
 
 from .errors import CLIENT, FAILED, REFUSED, SPACE, BackupError
+from .store import free
 
 # What rsync says of a file: how it changed, MD5 or blanks, size, name.
 LINE = re.compile(rb"([<>ch.*][fdLDS][^ ]{9}|[<>ch.*][fdLDS] {9}) ([0-9a-f]{32}| {32}) (\d+) (.*)", re.S)
 # rsync's file list had a name twice: a directory above two paths, or a listing that was changed while it was read.
 TWICE = re.compile(rb"removing duplicate name .* from file list \(\d+\)", re.S)
+# One file or directory that the client could not give. link_stat and change_dir are not among them: what they name are
+# the paths of the configuration.
+SENDER = r"rsync: (?:\[sender\] )?"
+PLACE = r'\(?"(?P<name>.*?)"\)?(?: \(in [^)]*\))?\)?'
+GAPS = [re.compile(p, re.S) for p in (
+    SENDER + r"(?:send_files failed to open|read errors mapping|opendir|readdir|readlink_stat|readlink) ?" + PLACE +
+    r"(?: failed)?: (?P<why>.*) \(\d+\)",
+    r"ERROR: (?P<name>.*?) (?P<why>failed verification) -- update (?:discarded|put into partial-dir|retained)\.",
+)]  # fmt: skip
+# A directory is not there in which something vanished before; where it was the only one, the sender ends at once.
+GONE = re.compile(SENDER + "(?:link_stat|change_dir) " + PLACE + r" failed: No such file or directory \(2\)|"
+                  r"rsync: \[Receiver\] (?:read|write) error: .*", re.S)  # fmt: skip
+# Said beside such lines, or of a file that rsync tries again by itself.
+BESIDE = re.compile(r"rsync error: some files/attrs were not transferred .*|rsync warning: some files vanished .*|"
+                    r"IO error encountered -- skipping file deletion|file has vanished: .*|"
+                    r"directory has vanished: .*", re.S)  # fmt: skip
+TWICE_SENT = re.compile(r"WARNING: (.*) failed verification -- update .* \(will try again\)\.", re.S)
+VANISHED = re.compile(r'(file|directory) has vanished: "(.*)"(?: \(in [^)]*\))?', re.S)
+# An attribute that could not be stored: (file, attribute, why, error number).
+ATTRIBUTE = re.compile(r'rsync: (?:\[\w+\] )?rsync_xal_set: \w+\("?(.*?)"?, ?"(.*?)"\) failed: (.*) \((\d+)\)', re.S)
 ESCAPE = re.compile(rb"\\#(\d{3})")
+# Attributes of that name are not for this kernel or process to set; this one does not fit.
+NEVER = {errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.EINVAL}
+TOO_LARGE = {errno.ENOSPC, errno.E2BIG, errno.ERANGE}
+FULL = 16 << 20  # a volume with less free space than this is full: bytes
+TEMPORARY = re.compile(r"/\.([^/]*)\.[A-Za-z0-9]{6}$")  # rsync's name of a file that is not complete
 SYNC_EVERY = 30.0  # seconds of an interrupted run that are sent again after a power cut, at most
 PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -26,12 +53,60 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @dataclasses.dataclass
 class Outcome:
-    """names: different names in rsync's list; vanished: some went while they were read."""
+    """What a transfer brought.
+
+    names: different names in rsync's list; vanished: names that went while they were read; trees: whole directories
+    went; second: this is a second look at some; gaps: {name: why} of what
+    the client could not give; retried: names that were sent twice, for they changed meanwhile; refused: attributes
+    that cannot be stored here; lost: {(name, attribute): why} of single ones. Names are as rsync prints them.
+    """
 
     files: int = 0
     bytes: int = 0
     names: int | None = None
-    vanished: bool = False
+    vanished: list = dataclasses.field(default_factory=list)
+    trees: bool = False
+    second: bool = False
+    gaps: dict = dataclasses.field(default_factory=dict)
+    retried: set = dataclasses.field(default_factory=set)
+    refused: set = dataclasses.field(default_factory=set)
+    lost: dict = dataclasses.field(default_factory=dict)
+
+    def take(self, line):
+        """Note what a line of rsync's standard error tells of one file; whether it is such a line, or goes with one."""
+        vanished = VANISHED.fullmatch(line)
+        if vanished:
+            self.vanished.append(vanished[2])
+            self.trees |= vanished[1] == "directory"
+            return True
+        if self.second and GONE.fullmatch(line):
+            self.trees = True
+            return True
+        gap = next(filter(None, (pattern.fullmatch(line) for pattern in GAPS)), None)
+        if gap:
+            self.gaps[gap["name"]] = gap["why"]
+            return True
+        match = TWICE_SENT.fullmatch(line)
+        if match:
+            self.retried.add(match[1])
+            return True
+        match = ATTRIBUTE.fullmatch(line)
+        if match:
+            name, attribute, why, number = match.groups()
+            if int(number) in NEVER:
+                self.refused.add(attribute)
+            elif int(number) in TOO_LARGE:
+                # The file has a name for the time being.
+                self.lost[(TEMPORARY.sub(r"/\1", name), attribute)] = why
+            else:
+                return False
+            return True
+        return bool(BESIDE.fullmatch(line))
+
+
+def show(path):
+    """A path, or a line of rsync with one in it, as a line for people."""
+    return os.fsdecode(path).encode("utf-8", "backslashreplace").decode().replace("\n", "\\n")
 
 
 def unescape(name):
@@ -68,14 +143,25 @@ def sources(host, listed):
 def names_of(host):
     """The host's paths as rsync's --files-from has them, each ended by a 0."""
     below = [p if host.method == "ssh" else p.partition("/")[2] for p in host.paths]
-    return b"".join(os.fsencode(p.strip("/")) + b"\0" for p in below)
+    return b"".join(os.fsencode(p.strip("/") or ".") + b"\0" for p in below)
 
 
-def command(base, host, dest, link_dests, parts, listed=None, whole=False):
+# What --files-from means. names: these alone, if they are still there. trees: with all below them; they must be there.
+# files: what is directly in them, below: what is anywhere below them, if it is not in dest yet. With files, directories
+# come without contents.
+LISTED = {
+    "names": ["--ignore-missing-args"],
+    "trees": ["--recursive"],
+    "files": ["--ignore-existing", "--dirs"],
+    "below": ["--ignore-existing", "--recursive"],
+}
+
+
+def command(base, host, dest, link_dests, parts, listed=None, kind="names", left_out=()):
     """The whole rsync command into dest; files like those below link_dests become links to them.
 
-    listed: a file of names, each ended by a 0, that alone are fetched if they are still there; whole: they must be
-    there, and are fetched with all below them.
+    listed: a file of names, each ended by a 0, that alone are fetched; kind: a key of LISTED. left_out: names of
+    attributes.
     """
     argv = ["rsync", "-aHAX", "--numeric-ids", "--relative", "--8-bit-output", "--no-human-readable", "--stats",
             # Holes stay holes. Names that the list has twice are told.
@@ -88,7 +174,8 @@ def command(base, host, dest, link_dests, parts, listed=None, whole=False):
             "--filter=-x trusted.*", "--filter=-x security.selinux"]  # fmt: skip
     argv += [f"--exclude={e}" for e in host.exclude] + [f"--link-dest={d}" for d in link_dests]
     if listed:
-        argv += ["--from0", f"--files-from={listed}", "--recursive" if whole else "--ignore-missing-args"]
+        argv += ["--from0", f"--files-from={listed}", *LISTED[kind]]
+    argv += [f"--filter=-x {name}" for name in left_out]
     if host.one_file_system:
         argv.append("--one-file-system")
     if host.bandwidth:
@@ -221,27 +308,31 @@ def lines_of(proc, on_error):
                     lines += [rest[stream]] if rest[stream] else []
                 for line in lines:
                     if stream is proc.stderr:
-                        on_error(line.decode(errors="replace").rstrip())
+                        on_error(os.fsdecode(line).rstrip())
                     else:
                         yield line
 
 
-def transfer(base, host, dest, link_dests, store, name, lock_fd, listed=None):
+def transfer(base, host, dest, link_dests, store, name, lock_fd, listed=None, kind="names"):
     """Fetch a host into dest, noting sums in the store. Returns an Outcome; raises BackupError.
 
     dest must be empty, or have none of the files listed: rsync changes owner
     and mode of a file it finds there in place, and that file may be a link to
-    one of a good snapshot. listed: as in command(); more of the same run.
+    one of a good snapshot. listed, kind: as in command(); more of the same run.
     """
-    outcome, said, twice = Outcome(), [], set()
+    outcome, said, others, twice = Outcome(second=kind in ("files", "below")), [], [], set()
     paths = None
     if not listed and any(re.search(r"[*?[]", p) for p in host.paths):
         # As arguments they would be patterns: data[1] is not to bring data1.
         paths = store.meta / f"{name}.paths"
         paths.write_bytes(names_of(host))
-    argv = command(base, host, dest, link_dests, store.meta / "parts", listed or paths, bool(paths))
+    argv = command(base, host, dest, link_dests, store.meta / "parts", listed or paths, "trees" if paths else kind,
+                   store.left_out())  # fmt: skip
 
     def on_error(line):
+        if not outcome.take(line) and line.startswith(("rsync", "ERROR")):
+            others.append(line)
+        line = show(line)
         said.append(line)
         del said[:-50]
         print(f"{host.name}: {line}", file=sys.stderr, flush=True)
@@ -278,8 +369,10 @@ def transfer(base, host, dest, link_dests, store, name, lock_fd, listed=None):
         spool.handle.close()
         if paths:
             paths.unlink()
-    if code not in (0, 24):
+    # On a full volume an attribute does not fit either.
+    full = outcome.lost and free(store.path)[0] < FULL
+    known = (outcome.gaps or outcome.refused or outcome.lost or outcome.trees) and not others and not full
+    if code not in (0, 24) and not (code == 23 and known):
         raise explain(host, code, said)
-    outcome.vanished = code == 24
     outcome.names = None if outcome.names is None else outcome.names - len(twice)
     return outcome

@@ -15,14 +15,9 @@ from collections.abc import Callable
 from . import sums as sums_
 from .errors import DAMAGED, BackupError
 from .store import Tree
-from .transfer import Progress, read_spool
+from .transfer import Progress, read_spool, show
 
 WINDOW = 20000
-
-
-def show(path):
-    """A path as a line for people."""
-    return os.fsdecode(path).encode("utf-8", "backslashreplace").decode().replace("\n", "\\n")
 
 
 @dataclasses.dataclass
@@ -121,17 +116,21 @@ def drop_damaged(root, spool, sums, bases):
     return dropped
 
 
-def new_files(root, spool, sums, bases, what, on_wrong=None, again=frozenset()):
+def new_files(root, spool, sums, bases, what, on_wrong=None, again=frozenset(), retried=frozenset(),
+              gaps=frozenset()):  # fmt: skip
     """Compare what a run fetched, as its spool lists it, with what is on disk; note what is right.
 
     A file without a sum was copied here by rsync from one of `bases` because
     only its owner or mode differed: it must be what that one is. again: files
-    that were fetched once more, in place of such copies. Returns Found.
+    that were fetched once more, in place of such copies. retried: files of which the last line counts;
+    gaps: those that did not come whole, and are not here. Returns Found.
     """
+    last = {path: md5 for md5, path in read_spool(spool) if path in retried} if retried else {}
     found, tree, progress = Found(on_wrong=on_wrong), Tree(root), Progress(what)
     olds = [Tree(b) for b in bases]
     try:
-        entries = ((path, md5) for md5, path in read_spool(spool) if md5 or path not in again)
+        entries = ((path, md5) for md5, path in read_spool(spool)
+                   if (md5 or path not in again) and last.get(path, md5) == md5 and path not in gaps)  # fmt: skip
         for window in windows(entries, tree):
             for _, path, want in window:
                 try:
