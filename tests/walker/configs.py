@@ -37,6 +37,11 @@ class Config:
         """What changes a volume without counting: e2fsck corrects the counts."""
         return "quota" in self.features
 
+    @property
+    def for_fuse2fs(self):
+        """Whether fuse2fs mounts such a volume; since 1.47.3 it refuses what it would not keep right."""
+        return not {"quota", "verity", "encrypt", "casefold"} & set(self.features.split(","))
+
 
 BARE = "^has_journal,^resize_inode,^orphan_file"
 CONFIGS = {

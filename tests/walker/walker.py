@@ -714,7 +714,7 @@ class Walk:
         ]
         if self.aimed:
             found += [(6, self.by_boundary, False), (8, self.by_reshape, False)]
-        if "fuse2fs" in self.mounts:
+        if "fuse2fs" in self.mounts and self.config.for_fuse2fs:
             found.append((5, self.by_fuse, False))
         if "kernel" in self.mounts:
             found.append((40, self.by_kernel, True))
