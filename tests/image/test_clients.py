@@ -382,6 +382,44 @@ def test_path_that_is_not_there_is_no_gap(appliance, client):
     assert not appliance.good("mx1") and not appliance.with_gaps("mx1")
 
 
+def test_path_that_is_a_symbolic_link_is_refused(appliance, client):
+    top, host = client
+    fill(top, "real", "etc")
+    (top / "mail").symlink_to("real")
+    host("mx1", "etc", "mail")
+    assert "mail is a symbolic link on the client" in appliance("run", "mx1", ok=(6,))
+    assert not appliance.good("mx1")
+
+
+def test_many_names_that_go_at_once_hold_the_old_snapshots(appliance, tmp_path):
+    """A disk is not mounted one night, or the client was wiped: the snapshot is made, and no other goes for it."""
+    mail = maildir(tmp_path / "mail", 100)
+    appliance.host("mx1", "rsyncd", appliance.servers.rsync(mail=mail), "mail",
+                   more="[keep]\nlast = 1\ndaily = 0\nweekly = 0\nmonthly = 0\n")  # fmt: skip
+    appliance("run", "mx1")
+    full = appliance.good("mx1")
+    (mail / "cur").rename(mail.with_name("away"))
+    (mail / "cur").mkdir()
+    for _ in range(2):
+        said = appliance("run", "mx1", ok=(1,))
+        assert "had 104 names in" in said and "has 4 now" in said and "itree-backup accept mx1" in said
+    assert appliance.good("mx1")[:1] == full and len(appliance.good("mx1")) == 3
+    assert "accept mx1" in appliance("status", ok=(1,))
+    # The disk is back.
+    (mail / "cur").rmdir()
+    mail.with_name("away").rename(mail / "cur")
+    appliance("run", "mx1")
+    assert len(appliance.good("mx1")) == 1 and "accept" not in appliance("status")
+    # This time it is meant.
+    for path in list((mail / "cur").iterdir())[:80]:
+        path.unlink()
+    appliance("run", "mx1", ok=(1,))
+    assert "accepted: the client had 104 names" in appliance("accept", "mx1")
+    assert "accept" not in appliance("status")
+    appliance("run", "mx1")
+    assert len(appliance.good("mx1")) == 1 and "nothing is held" in appliance("accept", "mx1")
+
+
 def test_messages_that_are_renamed_during_the_run(appliance, client):
     """A message that somebody reads has another name when its turn comes: it is looked for again."""
     top, host = client

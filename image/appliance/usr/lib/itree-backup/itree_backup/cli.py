@@ -61,6 +61,7 @@ def parser():
     made = add("prune", "remove snapshots that retention does not keep")
     made.add_argument("-n", "--dry-run", action="store_true", help="say which, remove none")
     made.add_argument("--remove", metavar="SNAPSHOT", help="remove this one (its full name) whatever is kept")
+    add("accept", "take it as right that many names went at once, and prune again")
     add("discard", "remove what interrupted runs left")
     made = add("status", "say how all hosts are; exit code 1 if one is not well", host=False)
     made.add_argument("host", metavar="HOST", nargs="?")
@@ -194,6 +195,15 @@ def cmd_prune(base, args):
         gone = retention.prune(store, host.keep, run.say)
         run.finish(store, {**store.status(), "prune_message": ""})
     print(f"{store.name}: {len(gone)} removed, {len(store.snapshots())} kept")
+
+
+def cmd_accept(base, args):
+    store = stores(base, args.host)[0]
+    with store.lock():
+        why = store.held()
+        store.hold("")
+        run.finish(store, {**store.status(), "prune_message": ""})
+    print(f"{store.name}: " + (f"accepted: {why}" if why else "nothing is held"))
 
 
 def cmd_discard(base, args):

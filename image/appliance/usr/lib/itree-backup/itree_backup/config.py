@@ -26,11 +26,13 @@ GLOBAL = {
     "notify": {"mail_to", "webhook"},
     "metrics": {"directory"},
     "status": {"max_age_hours", "warn_free_percent"},
+    "hold": {"fall_percent"},
 }
 PER_HOST = {
     "host": {"address", "port", "method", "user", "paths", "exclude", "bandwidth", "compress", "timeout",
              "one_file_system", "password_file"},
     "keep": GLOBAL["keep"],
+    "hold": GLOBAL["hold"],
 }  # fmt: skip
 
 
@@ -49,6 +51,7 @@ class Settings:
     metrics: pathlib.Path | None
     max_age: float  # hours
     warn_free: float
+    fall: float  # percent of the names
 
 
 @dataclasses.dataclass
@@ -68,6 +71,7 @@ class Host:
     one_file_system: bool
     password_file: str
     keep: dict
+    fall: float
 
 
 def check_name(name):
@@ -163,6 +167,10 @@ def keep_of(path, values, default):
     return keep
 
 
+def fall_of(path, values, default):
+    return Values(path, "hold", values).number("fall_percent", default, 1, 100, float)
+
+
 def settings(conf):
     """Read itree-backup.conf of a configuration directory."""
     conf = pathlib.Path(conf)
@@ -192,6 +200,7 @@ def settings(conf):
         metrics=pathlib.Path(metrics) if metrics else None,
         max_age=status.number("max_age_hours", 36, 1, 10000, float),
         warn_free=status.number("warn_free_percent", 10, 0, 90, float),
+        fall=fall_of(path, found.get("hold", {}), 50.0),
     )
 
 
@@ -242,6 +251,7 @@ def host(base, name):
         one_file_system=values.truth("one_file_system", True),
         password_file=values.text("password_file"),
         keep=keep_of(path, found.get("keep", {}), base.keep),
+        fall=fall_of(path, found.get("hold", {}), base.fall),
     )
 
 

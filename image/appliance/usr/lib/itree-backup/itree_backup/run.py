@@ -4,11 +4,12 @@
 import contextlib
 import json
 import os
+import stat
 import sys
 import time
 
 from . import report, retention, transfer, verify, warm
-from .errors import DAMAGED, GAPS, BackupError, Interrupted
+from .errors import DAMAGED, GAPS, REFUSED, BackupError, Interrupted
 from .store import GAPS as WITH_GAPS
 from .store import Flusher, Tree, check_space, check_volume, write_file
 from .sums import Sums
@@ -16,6 +17,7 @@ from .transfer import show
 
 # rsync takes 20 directories to link to; two are kept for good snapshots.
 PARTIALS = 11
+FEW = 20  # so few names may go whatever share of all they are
 PASSES = 3  # how often what was renamed meanwhile is looked for
 
 
@@ -153,6 +155,35 @@ def check(store, host, name, outcome, sums, linked, again):
     return found, names
 
 
+def check_links(store, host, name):
+    """Raise if a path of the configuration is a symbolic link: what it points to is what was meant, and is not here."""
+    with contextlib.closing(Tree(store.path / f"{name}.partial")) as tree:
+        for path in host.paths:
+            plain = os.fsencode((path if host.method == "ssh" else path.partition("/")[2]).strip("/"))
+            try:
+                linked = plain and not path.endswith("/") and stat.S_ISLNK(tree.lstat(plain).st_mode)
+            except OSError:
+                continue
+            if linked:
+                raise BackupError(f"{store.name}: {path} is a symbolic link on the client, and its backup would be the "
+                                  "link alone: name the directory it points to", REFUSED)  # fmt: skip
+
+
+def watch_fall(store, host, names):
+    """Hold the older snapshots if many names went at once: a disk that is not mounted, or a client that was wiped.
+
+    What they are compared with is the newest good snapshot, and while snapshots are held the one before the fall.
+    """
+    last = store.status().get("last_good", "")
+    before = store.held_for() or store.record(last).get("names", 0)
+    fell = names < before * (1 - host.fall / 100) and before - names >= FEW
+    if fell and not store.held_for():
+        store.hold(f"the client had {before} names in {last} and has {names} now, less than [hold] fall_percent allows",
+                   before)  # fmt: skip
+    elif store.held_for() and not fell:
+        store.hold("")
+
+
 def told(found, most=1000):
     """The first of {name: why} as lines for people."""
     return [show(f"{name}: {why}") for name, why in sorted(found.items())[:most]]
@@ -202,6 +233,7 @@ def fetch(base, host, store, lock_fd, status, step):
         if gone:
             outcome.names = None
         store.leave_out(outcome.refused)
+        check_links(store, host, name)
         step("writing to disk")
         flusher.flush()
         step("verifying")
@@ -217,6 +249,7 @@ def fetch(base, host, store, lock_fd, status, step):
         store.publish(name + WITH_GAPS * bool(outcome.gaps))
         store.sums_of(name).unlink(missing_ok=True)
         status.update(files=found.right, bytes=found.bytes, names=names, gaps=len(outcome.gaps))
+        watch_fall(store, host, names)
         if not outcome.gaps:
             status.update(last_good=name, last_good_time=record["ended"])
         what = "has gaps" if outcome.gaps else "is good"

@@ -275,6 +275,21 @@ class Store:
         records = [self.record(name) for name in self.snapshots() + self.with_gaps()]
         return sum(r.get("damaged_files", len(r.get("damaged", ()))) for r in records)
 
+    def held(self):
+        """Why nothing is pruned until a person says so; an empty text if nothing is held."""
+        return read_json(self.meta / "held.json").get("why", "")
+
+    def held_for(self):
+        """How many names there were before they fell; 0 if nothing is held."""
+        return read_json(self.meta / "held.json").get("names", 0)
+
+    def hold(self, why, names=0):
+        """Hold the snapshots that are there, for a reason; an empty one ends it. names: as held_for()."""
+        if why:
+            write_file(self.meta / "held.json", json.dumps({"why": why, "names": names}) + "\n")
+        else:
+            (self.meta / "held.json").unlink(missing_ok=True)
+
     def status(self):
         return read_json(self.meta / "status.json")
 
