@@ -239,6 +239,8 @@ class Appliance:
     def __call__(self, *args, ok=(0,), **kwargs):
         """Run itree-backup; what it said."""
         __tracebackhide__ = True
+        # As systemd does it for the units.
+        kwargs["env"] = {"STATE_DIRECTORY": f"{self.top}/state", **(kwargs.get("env") or os.environ)}
         return run(*self.argv(*args), ok=ok, **kwargs)[1]
 
     def good(self, host):

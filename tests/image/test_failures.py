@@ -468,7 +468,8 @@ def test_told(backed):
     told = hook.got[0]
     assert told["state"] == "client-gone" and told["host"] == "mx1" and "no connection" in told["message"]
     hook.close()
-    assert "nobody could be told by webhook" in appliance("notify", "mx1", ok=(1,))
+    said = appliance("notify", "mx1", ok=(1,))
+    assert "nobody could be told by webhook" in said and "it is kept" in said
     appliance.settings()
     assert "neither [notify]" in appliance("notify", "mx1")
 
@@ -479,10 +480,15 @@ class Hook:
     def __init__(self):
         self.got = got = []
 
+        self.answers = answers = []  # codes of the next answers; then 204
+
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self):
-                got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-                self.send_response(204)
+                told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                code = answers.pop(0) if answers else 204
+                if code == 204:
+                    got.append(told)
+                self.send_response(code)
                 self.end_headers()
 
             def log_message(self, *_):
@@ -502,6 +508,37 @@ def hook():
     made = Hook()
     yield made
     made.close()
+
+
+def test_message_that_is_refused_once_is_sent_again(backed, hook):
+    """A webhook is out of order for a while; what is told meanwhile, and in which order, is not lost."""
+    appliance, *_ = backed
+    appliance.settings(hook.settings)
+    hook.answers[:] = [503, 503, 503]
+    appliance("notify", "--message", "the first", ok=(1,))
+    appliance("notify", "--message", "the second", ok=(1,))
+    assert "not delivered" in appliance("notify", "--pending", ok=(1,))  # the first once more, and the second
+    assert [t["message"] for t in hook.got] == ["the second"]
+    assert "delivered: " in appliance("notify", "--pending")
+    assert [t["message"] for t in hook.got] == ["the second", "the first"]
+    assert appliance("notify", "--pending") == "" and len(hook.got) == 2
+
+
+def test_two_alarms_of_one_night_are_both_told(backed, hook):
+    """The same alarm again within twelve hours is not, though its ages and sizes have changed."""
+    appliance, *_ = backed
+    appliance.settings(hook.settings)
+    env = {**os.environ, "MONITOR_UNIT": "backup-watch.service"}
+    flip(sorted((appliance.good("mx1")[0] / "cur").iterdir())[0])
+    appliance("verify", ok=(7,))
+    appliance("notify", "--failed", env=env)
+    (appliance.volume / "mx1" / "ballast").write_bytes(b"x" * (3 << 20))
+    assert "told within the last 12 hours" in appliance("notify", "--failed", env=env)
+    appliance.servers.kill("rsync")
+    appliance("run", "mx1", ok=(5,))
+    appliance("notify", "--failed", env=env)
+    assert ["damaged files" in t["message"] for t in hook.got] == [True, True]
+    assert "no connection" in hook.got[1]["message"]
 
 
 def test_alarm_never_says_all_is_well(backed, hook):

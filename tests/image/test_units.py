@@ -18,6 +18,7 @@ EXPOSURE = {
     "backup-prepare@.service": 2.0,
     "backup-failure@.service": 3.2,
     "backup-alarm.service": 3.2,
+    "backup-notify.service": 3.2,
     "backup-watch.service": 2.0,
     "backup-verify.service": 2.0,
     "itree-check.service": 3.2,
@@ -96,7 +97,8 @@ def test_commands_exist(name):
     told = unit["Unit"].get("OnFailure", [])
     assert all((UNITS / t.replace("%i", "")).exists() for t in told)
     # Who fails is told of, but for those that tell.
-    if name not in ("backup-failure@.service", "backup-alarm.service") and not name.startswith("itree-backup-"):
+    telling = ("backup-failure@.service", "backup-alarm.service", "backup-notify.service")
+    if name not in telling and not name.startswith("itree-backup-"):
         assert told
 
 

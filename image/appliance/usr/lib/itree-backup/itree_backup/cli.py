@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from . import config, report, restore, retention, run, setup
+from . import config, outbox, report, restore, retention, run, setup
 from . import store as store_
 from .errors import BUSY, DAMAGED, USAGE, BackupError, Interrupted
 from .store import Store
@@ -69,6 +69,7 @@ def parser():
     made = add("notify", "tell of a host's last run, or how all are, by mail and webhook", host=False)
     made.add_argument("host", metavar="HOST", nargs="?")
     made.add_argument("--message", metavar="TEXT", help="tell this instead")
+    made.add_argument("--pending", action="store_true", help="send again what could not be delivered")
     made.add_argument("--failed", action="store_true", help="for OnFailure=: a unit failed, whatever the status says")
     made = add("setup", "put credentials in place, make the key, switch the hosts' timers on", host=False)
     made.add_argument("--no-timers", action="store_true", help="leave systemd alone")
@@ -256,6 +257,13 @@ def status_lines(base, found):
 
 
 def cmd_notify(base, args):
+    if args.pending:
+        done, wrong = outbox.again(base)
+        for line in done:
+            print(f"delivered: {line}")
+        if wrong:
+            raise BackupError("\n".join(f"not delivered: {line}" for line in wrong))
+        return
     if args.host:
         print(report.notify(Store(base, args.host), args.failed))
         return
@@ -266,9 +274,14 @@ def cmd_notify(base, args):
         except (BackupError, OSError) as err:
             # That the volume is gone is what is to be told.
             message = str(err)
+    subject = "backups want attention"
     if args.failed:
         message = f"{report.failed_unit() or 'a unit'} has failed.\n\n{message}"
-    print(report.tell(base, "backups want attention", message + "\n", {"message": message}))
+        # The watch looks each hour: what is wrong in the evening is still wrong an hour later.
+        if outbox.told_lately(subject, message):
+            print(f"{subject}: the same was told within the last 12 hours")
+            return
+    print(report.tell(base, subject, message + "\n", {"message": message}))
 
 
 def cmd_setup(conf, args):

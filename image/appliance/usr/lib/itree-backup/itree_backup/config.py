@@ -88,7 +88,7 @@ def check_lists(path, text):
         key = re.match(r"(\w+)\s*=", line)
         if line[:1] not in (" ", "\t", "#", ";", ""):
             in_list = bool(key) and key[1].lower() in LISTS
-        value = line[key.end():].strip() if key else line.strip()
+        value = line[key.end() :].strip() if key else line.strip()
         if in_list and (key or line[:1] in (" ", "\t")) and re.search(r"(^|\s)[#;]", value):
             raise BackupError(
                 f"{path}: line {number}: '{value}' may be a name or a comment. A comment stands on a line of its own, "

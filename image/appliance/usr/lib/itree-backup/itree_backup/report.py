@@ -2,11 +2,9 @@
 """What others see: status.json, metrics for Prometheus, mail and webhook after a failure."""
 
 import datetime
-import json
 import os
-import subprocess
-import urllib.request
 
+from . import outbox
 from . import store as store_
 from .errors import NAMES, BackupError
 
@@ -150,26 +148,10 @@ def notify(store, failed=False):
 
 def tell(base, subject, text, facts):
     """Send a text by mail, facts by webhook. Returns what was done; raises BackupError if somebody was not reached."""
-    done, wrong = [], []
-    if base.mail_to:
-        mail = (f"To: {base.mail_to}\nSubject: {subject}\nAuto-Submitted: auto-generated\n"
-                f"Content-Type: text/plain; charset=utf-8\n\n{text}")  # fmt: skip
-        try:
-            res = subprocess.run(["/usr/sbin/sendmail", "-t", "-oi"], input=mail, capture_output=True, text=True,
-                                 timeout=120, check=False)  # fmt: skip
-            (wrong if res.returncode else done).append(f"mail to {base.mail_to}" + f": {res.stderr}" * bool(res.stderr))
-        except (OSError, subprocess.TimeoutExpired) as err:
-            wrong.append(f"mail to {base.mail_to}: {err}")
-    if base.webhook:
-        body = {"subject": subject, **facts}
-        request = urllib.request.Request(base.webhook, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                done.append(f"webhook ({answer.status})")
-        except (OSError, ValueError) as err:
-            wrong.append(f"webhook: {err}")
+    done, wrong, kept = outbox.put(base, subject, text, facts)
     if wrong:
-        raise BackupError(f"{subject}; nobody could be told by {'; '.join(wrong)}")
+        later = "; it is kept, and sent again every ten minutes (backup-notify.timer)" if kept else ""
+        raise BackupError(f"{subject}; nobody could be told by {'; '.join(wrong)}{later}")
     return f"{subject}; told by {', '.join(done) or 'nobody: neither [notify] mail_to nor webhook is set'}"
 
 

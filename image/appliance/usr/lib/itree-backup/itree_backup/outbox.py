@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""Messages that are kept until they have been delivered: a webhook that answers 503 once must not cost an alarm."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import time
+import urllib.request
+
+from .store import write_file
+
+MOST = 1000  # messages that are kept; of more, the oldest are dropped
+AGAIN = 12 * 3600  # seconds after which the same alarm is told once more
+SENT = "sent.json"
+
+
+def directory():
+    """Where messages wait: below the state directory that systemd gives the unit."""
+    given = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
+    return pathlib.Path(given or "/var/lib/itree-backup") / "outbox"
+
+
+def same_alarm(text):
+    """What two alarms have in common that tell of the same: all but numbers, which are ages and sizes."""
+    return re.sub(r"\d+(\.\d+)?( (d|h|min|s|MiB)\b)?", "#", text)
+
+
+def told_lately(subject, text, now=None):
+    """Whether that alarm was told within AGAIN seconds; if not, it counts as told now."""
+    now = now or time.time()
+    path = directory() / SENT
+    try:
+        sent = json.loads(path.read_text())
+        sent = {k: t for k, t in sent.items() if now - AGAIN < t <= now}
+    except (OSError, ValueError, AttributeError, TypeError):
+        sent = {}
+    key = same_alarm(f"{subject}\n{text}")
+    if key in sent:
+        return True
+    directory().mkdir(parents=True, exist_ok=True)
+    write_file(path, json.dumps({**sent, key: now}) + "\n")
+    return False
+
+
+def by_mail(base, message):
+    mail = (f"To: {base.mail_to}\nSubject: {message['subject']}\nAuto-Submitted: auto-generated\n"
+            f"Content-Type: text/plain; charset=utf-8\n\n{message['text']}")  # fmt: skip
+    res = subprocess.run(["/usr/sbin/sendmail", "-t", "-oi"], input=mail.encode(errors="backslashreplace"),
+                         capture_output=True, timeout=120, check=False)  # fmt: skip
+    if res.returncode:
+        raise OSError(res.stderr.decode(errors="replace").strip() or f"sendmail ended with {res.returncode}")
+    return f"mail to {base.mail_to}"
+
+
+def by_webhook(base, message):
+    body = json.dumps({"subject": message["subject"], **message["facts"]}).encode()
+    request = urllib.request.Request(base.webhook, body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return f"webhook ({answer.status})"
+
+
+WAYS = {"mail": (by_mail, lambda base: base.mail_to), "webhook": (by_webhook, lambda base: base.webhook)}
+
+
+def deliver(base, message):
+    """Try the ways a message has not gone yet; (what was done, what was not, as lines). Changes message["ways"]."""
+    done, wrong = [], []
+    for way in list(message["ways"]):
+        send, address = WAYS[way]
+        if not address(base):
+            message["ways"].remove(way)  # taken out of the configuration meanwhile
+            continue
+        try:
+            done.append(send(base, message))
+            message["ways"].remove(way)
+        except (OSError, ValueError, subprocess.TimeoutExpired) as err:
+            wrong.append(f"{way} {address(base)}: {err}" if way == "mail" else f"{way}: {err}")
+    return done, wrong
+
+
+def put(base, subject, text, facts):
+    """Keep a message and try to deliver it; (what was done, what was not, whether it is kept)."""
+    message = {"subject": subject, "text": text, "facts": facts, "ways": [w for w in WAYS if WAYS[w][1](base)]}
+    path = directory() / f"{time.time_ns()}.json"
+    kept = False
+    if message["ways"]:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Before it is sent: the machine may go down meanwhile.
+            write_file(path, json.dumps(message))
+            kept = True
+        except OSError:
+            pass  # smartd's unit may not write there; then it is sent once, as well as that goes
+    done, wrong = deliver(base, message)
+    if kept:
+        finish(path, message)
+    return done, wrong, kept and bool(wrong)
+
+
+def finish(path, message):
+    """A message that has gone all ways is removed; of another, the ways that are left are noted."""
+    if message["ways"]:
+        write_file(path, json.dumps(message))
+    else:
+        path.unlink()
+
+
+def pending():
+    """Files of the messages that wait, oldest first."""
+    return sorted(p for p in directory().glob("*.json") if p.name != SENT)
+
+
+def again(base):
+    """Try once more to deliver all that waits; (what was done, what was not), as lines."""
+    found, done, wrong = pending(), [], []
+    for path in found[:-MOST]:
+        path.unlink()
+        wrong.append(f"{path.name}: dropped, for more than {MOST} messages wait")
+    for path in found[-MOST:]:
+        try:
+            message = json.loads(path.read_text())
+            one, two = deliver(base, message)
+        except (ValueError, KeyError, TypeError) as err:
+            path.unlink()
+            wrong.append(f"{path.name}: cannot be read and was removed: {err}")
+            continue
+        finish(path, message)
+        done += [f"{message['subject']}: {d}" for d in one]
+        wrong += [f"{message['subject']}: {w}" for w in two]
+    return done, wrong
