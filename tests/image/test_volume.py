@@ -351,6 +351,42 @@ def test_choice(monkeypatch):
         volume.choose("")
 
 
+def test_disk_that_cannot_be_read_costs_no_other(monkeypatch):
+    """A second disk returns EIO: the known volume, or one of ours, is used. An empty one is not: which is meant?"""
+    disks = {"/dev/b": volume.Verdict("ours", "/dev/b", "/dev/b1", uuid="mine")}
+
+    def look(disk, begun):
+        if disk == "/dev/a":
+            raise volume.BackupError("blkid -p -o export /dev/a ended with 2: Input/output error")
+        return disks[disk]
+
+    monkeypatch.setattr(volume, "candidates", lambda: ["/dev/a", "/dev/b"])
+    monkeypatch.setattr(volume, "look", look)
+    for known in ("mine", ""):
+        trouble = []
+        assert volume.choose(known, trouble=trouble).disk == "/dev/b"
+        assert "/dev/a: it cannot be read" in trouble[0]
+    with pytest.raises(volume.BackupError, match="another, is not there.*/dev/a: it cannot be read"):
+        volume.choose("another")
+    disks["/dev/b"] = volume.Verdict("empty", "/dev/b")
+    with pytest.raises(volume.BackupError, match="/dev/a cannot be read and may be the data disk"):
+        volume.choose("")
+
+
+def test_volume_that_cannot_be_grown_is_used(disk, tmp_path):
+    disk("provision")
+    (tmp_path / "bin").mkdir()
+    fake = tmp_path / "bin" / "systemd-repart"
+    fake.write_text("#!/bin/sh\necho 'No space for the backup header.' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    said = disk("provision", tools=tmp_path / "bin")
+    assert "is the backup volume already" in said and "could not be grown" in said
+    told = disk.state.with_name("volume-trouble")
+    assert "No space for the backup header" in told.read_text()
+    disk("provision")
+    assert not told.exists()
+
+
 def test_only_the_disk_it_knows(monkeypatch):
     """A volume whose disk is late or gone is not replaced by a disk that is empty."""
     disks = {"/dev/a": volume.Verdict("empty", "/dev/a"), "/dev/b": volume.Verdict("ours", "/dev/b", uuid="other")}

@@ -2,14 +2,12 @@
 """Messages that are kept until they have been delivered: a webhook that answers 503 once must not cost an alarm."""
 
 import json
-import os
-import pathlib
 import re
 import subprocess
 import time
 import urllib.request
 
-from .store import write_file
+from .store import state_directory, write_file
 
 MOST = 1000  # messages that are kept; of more, the oldest are dropped
 AGAIN = 12 * 3600  # seconds after which the same alarm is told once more
@@ -17,9 +15,8 @@ SENT = "sent.json"
 
 
 def directory():
-    """Where messages wait: below the state directory that systemd gives the unit."""
-    given = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
-    return pathlib.Path(given or "/var/lib/itree-backup") / "outbox"
+    """Where messages wait."""
+    return state_directory() / "outbox"
 
 
 def same_alarm(text):

@@ -19,9 +19,9 @@ import pathlib
 import re
 import subprocess
 
-from . import config
+from . import config, volume
 from .errors import USAGE, BackupError
-from .store import write_file
+from .store import state_directory, write_file
 
 DEFAULTS = pathlib.Path(__file__).resolve().parents[1] / "itree-backup.conf"
 WANTS = pathlib.Path("/etc/systemd/system/timers.target.wants")
@@ -143,9 +143,9 @@ def note_problems(conf, wrong):
 
 
 def problems(conf):
-    """What the last set-up found wrong, as lines."""
-    path = conf / PROBLEMS
-    return path.read_text().splitlines() if path.exists() else []
+    """What the last set-up found wrong, and what the search for the volume did, as lines."""
+    found = (conf / PROBLEMS, state_directory() / volume.TROUBLE)
+    return [line for path in found if path.exists() for line in path.read_text().splitlines()]
 
 
 def call(*argv):

@@ -297,6 +297,11 @@ class Store:
         write_file(self.meta / "status.json", json.dumps(status, indent=1, sort_keys=True) + "\n")
 
 
+def state_directory():
+    """Where the machine's own state is: what systemd gives the unit, or its default."""
+    return pathlib.Path(os.environ.get("STATE_DIRECTORY", "").split(":")[0] or "/var/lib/itree-backup")
+
+
 def read_json(path):
     try:
         found = json.loads(path.read_text())

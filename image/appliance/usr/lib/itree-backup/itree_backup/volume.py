@@ -29,6 +29,7 @@ LABEL = "itree-backup"
 TYPE = re.search(r"^Type=(\S+)", (DEFINITIONS / "50-data.conf").read_text(), re.M)[1]
 SMALLEST = 48 << 20
 STATE = pathlib.Path("/var/lib/itree-backup/volume")
+TROUBLE = "volume-trouble"  # a file beside it
 # LINK is what is mounted. udev gives it to the partition whose UUID is the name of a file in RUN, where the service
 # notes it: 61-itree-backup-volume.rules.
 LINK = pathlib.Path("/dev/disk/itree-backup")
@@ -38,7 +39,7 @@ EDGE = 1 << 20  # bytes at either end of a disk that must be zero
 
 @dataclasses.dataclass
 class Verdict:
-    """kind: ours, unformatted, empty or foreign; part, uuid: our partition, if there is one; why: for people."""
+    """kind: ours, unformatted, empty, foreign or unreadable; part, uuid: our partition, if any; why: for people."""
 
     kind: str
     disk: str
@@ -198,12 +199,24 @@ def candidates():
     return found
 
 
-def choose(known, begun=""):
+def look_or_tell(disk, begun):
+    """look(), and for a disk that cannot be read a Verdict that says so: it is not to cost the others."""
+    try:
+        return look(disk, begun)
+    except (BackupError, OSError) as err:
+        return Verdict("unreadable", disk, why=f"it cannot be read: {err}")
+
+
+def choose(known, begun="", trouble=None):
     """The Verdict on the one disk that is, or can become, the data disk.
 
+    trouble: a list, filled with what is wrong with other disks.
     known: UUID of the partition that was the volume before, if one was: then no other disk will do, however empty.
     """
-    verdicts = [look(disk, begun) for disk in candidates()]
+    verdicts = [look_or_tell(disk, begun) for disk in candidates()]
+    unreadable = [v for v in verdicts if v.kind == "unreadable"]
+    if trouble is not None:
+        trouble[:] = [f"{v.disk}: {v.why}" for v in unreadable]
     if known:
         fit = [v for v in verdicts if v.uuid == known]
         if [v.kind for v in fit] == ["ours"]:
@@ -216,7 +229,7 @@ def choose(known, begun=""):
         elif fit:
             what += f"is {fit[0].part}, and is not used: {fit[0].why or 'it carries nothing'}"
         else:
-            what += "is not there. Is its disk connected?"
+            what += "is not there. Is its disk connected?" + "".join(f" {v.disk}: {v.why}." for v in unreadable)
         raise BackupError(
             f"{what.rstrip('.')}. To begin with another disk, name it: itree-backup-volume provision DISK", REFUSED
         )
@@ -226,6 +239,12 @@ def choose(known, begun=""):
             raise BackupError(
                 f"{' and '.join(v.disk for v in fit)} could each be the data disk: leave one in the machine, or "
                 "name it: itree-backup-volume provision DISK",
+                REFUSED,
+            )
+        if fit and kinds == ("empty",) and unreadable:
+            raise BackupError(
+                f"{fit[0].disk} is empty, but {unreadable[0].disk} cannot be read and may be the data disk: take it "
+                f"out, or name the other: itree-backup-volume provision {fit[0].disk}",
                 REFUSED,
             )
         if fit:
@@ -263,9 +282,10 @@ def format_(part):
     os.sync()
 
 
-def provision(verdict, note=None):
+def provision(verdict, note=None, trouble=None):
     """Make a disk the data disk, as far as it is not. Returns what was done, in words.
 
+    trouble: a list, added to if the volume can be used but not all could be done.
     note: file that has the UUID of a partition from before its file system is begun until that is complete.
     """
     if verdict.kind == "foreign":
@@ -277,7 +297,13 @@ def provision(verdict, note=None):
     if verdict.kind == "ours":
         # mke2fs writes the superblock that this was told by last, when all else is on the disk.
         forget(note)
-        repart(verdict.disk, "refuse")
+        try:
+            repart(verdict.disk, "refuse")
+        except BackupError as err:
+            # That the partition does not grow is no reason to have no backups.
+            if trouble is None:
+                raise
+            trouble.append(f"{verdict.part} could not be grown: {err}")
         return f"{verdict.part} is the backup volume already"
     if verdict.kind == "empty":
         call("mke2fs", "-n", "-t", "ext4", "-O", "itree", verdict.disk, "8192")
@@ -325,17 +351,28 @@ def ask_udev(*which):
     call("udevadm", "settle", "--timeout=30", ok=None)
 
 
-def wait(known, begun, seconds):
+def wait(known, begun, seconds, trouble=None):
     """choose(), again until there is a data disk or the time is up: disks appear when they like."""
     end = time.monotonic() + seconds
     while True:
         call("udevadm", "settle", "--timeout=10", ok=None)
         try:
-            return choose(known, begun)
+            return choose(known, begun, trouble)
         except BackupError:
             if time.monotonic() >= end:
                 raise
             time.sleep(2)
+
+
+def tell(trouble, state):
+    """Say what is wrong though the volume can be used, and keep it for `itree-backup status` to show."""
+    for line in trouble:
+        print(f"itree-backup-volume: {line}", file=sys.stderr)
+    path = state.with_name(TROUBLE)
+    if trouble:
+        write_file(path, "".join(f"{line}\n" for line in trouble))
+    else:
+        path.unlink(missing_ok=True)
 
 
 def read_state(path):
@@ -363,11 +400,13 @@ def main():
     note = args.state.with_name(f"{args.state.name}.format") if args.state.parent.is_dir() else None
     try:
         known, begun = read_state(args.state), read_state(note) if note else ""
-        verdict = look(args.disk, begun) if args.disk else wait(known, begun, args.wait)
+        trouble = []
+        verdict = look(args.disk, begun) if args.disk else wait(known, begun, args.wait, trouble)
         if args.what == "check":
             print(f"{verdict.disk}: {verdict.kind}" + (f": {verdict.why}" if verdict.why else ""))
             return REFUSED if verdict.kind == "foreign" else 0
-        print(provision(verdict, note))
+        print(provision(verdict, note, trouble))
+        tell(trouble, args.state)
         now = look(verdict.disk)
         if note and known != now.uuid:
             write_file(args.state, now.uuid + "\n")
