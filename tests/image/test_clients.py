@@ -420,6 +420,30 @@ def test_many_names_that_go_at_once_hold_the_old_snapshots(appliance, tmp_path):
     assert len(appliance.good("mx1")) == 1 and "nothing is held" in appliance("accept", "mx1")
 
 
+@pytest.mark.parametrize(("links", "nights"), [(33_001, 2), (22_000, 4)])
+def test_file_with_so_many_names_that_they_run_out(make_appliance, tmp_path, links, nights):
+    """Each night adds its names to the inode that all snapshots share, until ext4 has no more: another is begun."""
+    appliance = make_appliance(size=64, inodes=8192)
+    top = tmp_path / "client"
+    fill(top, "farm")
+    first = top / "farm" / "file"
+    for n in range(1, links):
+        os.link(first, top / "farm" / f"{n:05}")
+    number = appliance.servers.rsync(all=top)
+    appliance.host("mx1", "rsyncd", number, "all")
+    for night in range(nights):
+        said = appliance("run", "mx1", timeout=600)
+        assert " is good: " in said
+        new = appliance.good("mx1")[-1] / "farm"
+        names = list(os.scandir(new))
+        assert len(names) == links
+        inodes = {n.inode() for n in names}
+        assert len(inodes) == 1 and all((new / n.name).read_text() == "of farm\n" for n in names[::5000])
+        if night + 1 == -(-65_000 // links) and links * (night + 1) > 65_000:
+            assert "beginning anew, with copies of such files" in said and " 1 files copied" in said
+    assert "0 damaged, 0 of which nothing" in appliance("verify", "mx1")
+
+
 def test_messages_that_are_renamed_during_the_run(appliance, client):
     """A message that somebody reads has another name when its turn comes: it is looked for again."""
     top, host = client

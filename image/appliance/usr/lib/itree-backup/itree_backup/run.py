@@ -4,7 +4,9 @@
 import contextlib
 import json
 import os
+import shutil
 import stat
+import subprocess
 import sys
 import time
 
@@ -15,8 +17,8 @@ from .store import Flusher, Tree, check_space, check_volume, write_file
 from .sums import Sums
 from .transfer import show
 
-# rsync takes 20 directories to link to; two are kept for good snapshots.
-PARTIALS = 11
+# rsync takes 20 directories to link to; some are kept for other snapshots.
+PARTIALS = 10
 FEW = 20  # so few names may go whatever share of all they are
 PASSES = 3  # how often what was renamed meanwhile is looked for
 
@@ -83,6 +85,66 @@ def fetch_damaged(base, host, store, name, sums, linked, lock_fd):
 def plain_name(name):
     """Where a snapshot has the file of which rsync wrote, as bytes."""
     return transfer.unescape(os.fsencode(name)).strip(b"/")
+
+
+def full_files(base):
+    """Names, as lists, of the files of a snapshot whose inodes have no room for as many names again."""
+    most, found = os.pathconf(base, "PC_LINK_MAX"), {}
+    with contextlib.closing(Tree(base)) as tree:
+        for path, entry in tree.walk():
+            if entry.is_file(follow_symlinks=False):
+                got = tree.lstat(path)
+                if got.st_nlink > most // 100:
+                    found.setdefault((got.st_ino, got.st_nlink), []).append(path)
+    # The client may have given it some names more.
+    return [paths for (_, links), paths in found.items() if links + len(paths) * 1.1 + 100 > most]
+
+
+def copy_full(base, fresh, sums):
+    """Copy such files to an empty directory that rsync links to before all others; how many there were.
+
+    The first of rsync's names is linked to a copy, and all others to that: so each copy has but a part of the names.
+    The copies are compared with what is known of the files.
+    """
+    most, found = os.pathconf(base, "PC_LINK_MAX"), full_files(base)
+    with contextlib.closing(Tree(base)) as tree, contextlib.closing(Tree(fresh)) as new:
+        for paths in found:
+            share = max(1, most - 1000 - int(len(paths) * 1.1))
+            key = verify.identity(tree, paths[0])
+            known = sums.get(*key) if key else None
+            for at in range(0, len(paths), share):
+                first, *others = paths[at : at + share]
+                for path in (first, *others):
+                    os.makedirs(os.path.join(os.fsencode(fresh), os.path.dirname(path)), exist_ok=True)
+                copy = os.path.join(os.fsencode(fresh), first)
+                subprocess.run(["cp", "--archive", "--", os.path.join(os.fsencode(base), first), copy], check=True)
+                ino, gen, md5, _ = verify.read_one(new, first)
+                if known is None or known[0] != md5:
+                    os.unlink(copy)  # rsync fetches it from the client
+                    continue
+                sums.put(ino, gen, md5, time.time())
+                for other in others:
+                    os.link(copy, os.path.join(os.fsencode(fresh), other))
+    return len(found)
+
+
+def transfer_all(base, host, store, name, linked, sums, lock_fd):
+    """The first, whole transfer of a run into NAME.partial, which is empty; its Outcome."""
+    dest = store.path / f"{name}.partial"
+    try:
+        return transfer.transfer(base, host, dest, linked, store, name, lock_fd)
+    except transfer.TooManyLinks as err:
+        say(f"{err}; beginning anew, with copies of such files")
+    store.remove(name, ".partial")
+    dest.mkdir(mode=0o700)
+    fresh = store.meta / "fresh"
+    fresh.mkdir(mode=0o700)
+    try:
+        copied = sum(copy_full(path, fresh, sums) for path in linked[-1:])
+        say(f"{store.name}: {copied} files copied")
+        return transfer.transfer(base, host, dest, [fresh, *linked], store, name, lock_fd)
+    finally:
+        shutil.rmtree(fresh)
 
 
 def directories(tree, places):
@@ -216,7 +278,7 @@ def fetch(base, host, store, lock_fd, status, step):
             warm.warm(good[0], store.name)
         step("fetching")
         try:
-            outcome = transfer.transfer(base, host, dest, [*partials, *good], store, name, lock_fd)
+            outcome = transfer_all(base, host, store, name, [*partials, *good], sums, lock_fd)
         except BaseException:
             if not any(dest.iterdir()):
                 # The client was not even reached: nothing to resume.

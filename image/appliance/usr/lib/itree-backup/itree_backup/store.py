@@ -240,6 +240,8 @@ class Store:
         """Go on with removals that a crash cut short, and remove lists of sums that no interrupted run needs."""
         for name in self.names(".deleting"):
             self.remove(name, ".deleting")
+        if (self.meta / "fresh").exists():
+            shutil.rmtree(self.meta / "fresh")
         for path in [p for kind in ("sums", "again", "paths") for p in self.meta.glob(f"*.{kind}")]:
             if not (self.path / f"{path.stem}.partial").exists():
                 path.unlink()

@@ -37,6 +37,8 @@ BESIDE = re.compile(r"rsync error: some files/attrs were not transferred .*|rsyn
                     r"IO error encountered -- skipping file deletion|file has vanished: .*|"
                     r"directory has vanished: .*", re.S)  # fmt: skip
 TWICE_SENT = re.compile(r"WARNING: (.*) failed verification -- update .* \(will try again\)\.", re.S)
+# One more name for an inode that has as many as the file system allows. rsync does not go on after it.
+FULL_INODE = re.compile(r'rsync: (?:\[\w+\] )?link ".*" => .* failed: Too many links \(\d+\)', re.S)
 VANISHED = re.compile(r'(file|directory) has vanished: "(.*)"(?: \(in [^)]*\))?', re.S)
 # An attribute that could not be stored: (file, attribute, why, error number).
 ATTRIBUTE = re.compile(r'rsync: (?:\[\w+\] )?rsync_xal_set: \w+\("?(.*?)"?, ?"(.*?)"\) failed: (.*) \((\d+)\)', re.S)
@@ -49,6 +51,10 @@ TEMPORARY = re.compile(r"/\.([^/]*)\.[A-Za-z0-9]{6}$")  # rsync's name of a file
 SYNC_EVERY = 30.0  # seconds of an interrupted run that are sent again after a power cut, at most
 PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class TooManyLinks(BackupError):
+    """A file of the snapshots that are linked to has no room for the names of one more."""
 
 
 @dataclasses.dataclass
@@ -373,6 +379,8 @@ def transfer(base, host, dest, link_dests, store, name, lock_fd, listed=None, ki
     full = outcome.lost and free(store.path)[0] < FULL
     known = (outcome.gaps or outcome.refused or outcome.lost or outcome.trees) and not others and not full
     if code not in (0, 24) and not (code == 23 and known):
+        if any(FULL_INODE.fullmatch(line) for line in others):
+            raise TooManyLinks(f"{host.name}: a file of the last snapshots has as many names as a file can have here")
         raise explain(host, code, said)
     outcome.names = None if outcome.names is None else outcome.names - len(twice)
     return outcome
