@@ -420,6 +420,23 @@ def test_many_names_that_go_at_once_hold_the_old_snapshots(appliance, tmp_path):
     assert len(appliance.good("mx1")) == 1 and "nothing is held" in appliance("accept", "mx1")
 
 
+@pytest.mark.parametrize("size", [3 << 20, 100 << 10])
+def test_many_bytes_that_go_at_once_hold_the_old_snapshots(appliance, tmp_path, size):
+    """A database that was truncated: as many names, next to no bytes. A small file that becomes empty is no alarm."""
+    top = tmp_path / "client"
+    fill(top, "db")
+    (top / "db" / "table").write_bytes(os.urandom(size))
+    appliance.host("mx1", "rsyncd", appliance.servers.rsync(all=top), "all")
+    appliance("run", "mx1")
+    (top / "db" / "table").write_bytes(b"")
+    if size < 1 << 20:
+        appliance("run", "mx1")
+        return
+    assert f"the client had {size + 6} bytes in" in appliance("run", "mx1", ok=(1,))
+    (top / "db" / "table").write_bytes(os.urandom(size))
+    appliance("run", "mx1")
+
+
 @pytest.mark.parametrize(("links", "nights"), [(33_001, 2), (22_000, 4)])
 def test_file_with_so_many_names_that_they_run_out(make_appliance, tmp_path, links, nights):
     """Each night adds its names to the inode that all snapshots share, until ext4 has no more: another is begun."""

@@ -19,7 +19,7 @@ from .transfer import show
 
 # rsync takes 20 directories to link to; some are kept for other snapshots.
 PARTIALS = 10
-FEW = 20  # so few names may go whatever share of all they are
+FEW, LITTLE = 20, 1 << 20  # so few names and bytes may go whatever share of all they are
 PASSES = 3  # how often what was renamed meanwhile is looked for
 
 
@@ -231,17 +231,20 @@ def check_links(store, host, name):
                                   "link alone: name the directory it points to", REFUSED)  # fmt: skip
 
 
-def watch_fall(store, host, names):
-    """Hold the older snapshots if many names went at once: a disk that is not mounted, or a client that was wiped.
+def watch_fall(store, host, names, total):
+    """Hold the older snapshots if much went at once: a disk that is not mounted, or a client that was wiped.
 
-    What they are compared with is the newest good snapshot, and while snapshots are held the one before the fall.
+    names, total: of the new snapshot, total in bytes. They are compared with those of the newest good snapshot, and
+    while snapshots are held with those of the one before the fall.
     """
     last = store.status().get("last_good", "")
-    before = store.held_for() or store.record(last).get("names", 0)
-    fell = names < before * (1 - host.fall / 100) and before - names >= FEW
+    record = store.record(last)
+    before = store.held_for() or {"names": record.get("names", 0), "bytes": record.get("total_bytes", 0)}
+    rows = (("names", before["names"], names, FEW), ("bytes", before["bytes"], total, LITTLE))
+    fell = [f"{had} {what} in {last} and has {have} now" for what, had, have, few in rows
+            if have < had * (1 - host.fall / 100) and had - have >= few]  # fmt: skip
     if fell and not store.held_for():
-        store.hold(f"the client had {before} names in {last} and has {names} now, less than [hold] fall_percent allows",
-                   before)  # fmt: skip
+        store.hold(f"the client had {' and '.join(fell)}, less than [hold] fall_percent allows", before)
     elif store.held_for() and not fell:
         store.hold("")
 
@@ -302,7 +305,8 @@ def fetch(base, host, store, lock_fd, status, step):
         found, names = check(store, host, name, outcome, sums, [*partials, *good], again)
         sums.commit()
         record = {"name": name, "started": int(started), "ended": int(time.time()), "names": names,
-                  "new_files": found.right, "new_bytes": found.bytes, "vanished": len(outcome.vanished) + len(gone),
+                  "total_bytes": outcome.total, "new_files": found.right, "new_bytes": found.bytes,
+                  "vanished": len(outcome.vanished) + len(gone),
                   "gaps": len(outcome.gaps), "gap_list": told(outcome.gaps), "left_out": store.left_out(),
                   "lost_attributes": told({f"{n.removeprefix(f'{dest}/')}: {a}": why
                                            for (n, a), why in outcome.lost.items()})}  # fmt: skip
@@ -311,7 +315,7 @@ def fetch(base, host, store, lock_fd, status, step):
         store.publish(name + WITH_GAPS * bool(outcome.gaps))
         store.sums_of(name).unlink(missing_ok=True)
         status.update(files=found.right, bytes=found.bytes, names=names, gaps=len(outcome.gaps))
-        watch_fall(store, host, names)
+        watch_fall(store, host, names, outcome.total)
         if not outcome.gaps:
             status.update(last_good=name, last_good_time=record["ended"])
         what = "has gaps" if outcome.gaps else "is good"

@@ -282,13 +282,13 @@ class Store:
         return read_json(self.meta / "held.json").get("why", "")
 
     def held_for(self):
-        """How many names there were before they fell; 0 if nothing is held."""
-        return read_json(self.meta / "held.json").get("names", 0)
+        """What there was before it fell, as {"names": number, "bytes": number}; {} if nothing is held."""
+        return read_json(self.meta / "held.json").get("before", {})
 
-    def hold(self, why, names=0):
-        """Hold the snapshots that are there, for a reason; an empty one ends it. names: as held_for()."""
+    def hold(self, why, before=None):
+        """Hold the snapshots that are there, for a reason; an empty one ends it. before: as held_for()."""
         if why:
-            write_file(self.meta / "held.json", json.dumps({"why": why, "names": names}) + "\n")
+            write_file(self.meta / "held.json", json.dumps({"why": why, "before": before}) + "\n")
         else:
             (self.meta / "held.json").unlink(missing_ok=True)
 

@@ -61,14 +61,16 @@ class TooManyLinks(BackupError):
 class Outcome:
     """What a transfer brought.
 
-    names: different names in rsync's list; vanished: names that went while they were read; trees: whole directories
-    went; second: this is a second look at some; gaps: {name: why} of what
-    the client could not give; retried: names that were sent twice, for they changed meanwhile; refused: attributes
-    that cannot be stored here; lost: {(name, attribute): why} of single ones. Names are as rsync prints them.
+    total: bytes of all files of the list, whether they came or were here; names: different names in rsync's list;
+    vanished: names that went while they were read; trees: whole directories went; second: this is a second look at
+    some; gaps: {name: why} of what the client could not give; retried: names that were sent twice, for they
+    changed meanwhile; refused: attributes that cannot be stored here; lost: {(name, attribute): why} of single
+    ones. Names are as rsync prints them.
     """
 
     files: int = 0
     bytes: int = 0
+    total: int = 0
     names: int | None = None
     vanished: list = dataclasses.field(default_factory=list)
     trees: bool = False
@@ -356,6 +358,8 @@ def transfer(base, host, dest, link_dests, store, name, lock_fd, listed=None, ki
             if not match:
                 found = re.match(rb"Number of files: (\d+)", line)
                 outcome.names = int(found[1]) if found else outcome.names
+                found = re.match(rb"Total file size: (\d+)", line)
+                outcome.total = int(found[1]) if found else outcome.total
                 continue
             how, md5, size, name_ = match.groups()
             # h: another name of a file that is listed by itself.
