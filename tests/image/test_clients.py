@@ -520,6 +520,19 @@ def test_attributes_that_cannot_be_stored_are_left_out(appliance, client):
     assert os.listxattr(two / "data" / "file") == [] and os.getxattr(two / "more" / "file", "user.note") == b"kept"
 
 
+def test_refused_attribute_of_a_user_is_left_out_of_that_file_alone():
+    """EPERM for user.note of one file says nothing of user.note of another."""
+    program = ("import sys; sys.path.insert(0, sys.argv[1])\n"
+               "from itree_backup.transfer import Outcome\n"
+               "found = Outcome()\n"
+               "for name in ('user.note', 'security.ima'):\n"
+               "    line = f'rsync: [receiver] rsync_xal_set: lsetxattr(\"/d/.file.Abc123\",\"{name}\") failed: '\n"
+               "    assert found.take(line + 'Operation not permitted (1)')\n"
+               "print(found.refused, found.lost)\n")  # fmt: skip
+    said = run(sys.executable, "-B", "-c", program, APPLIANCE / "usr" / "lib" / "itree-backup")[1]
+    assert said == "{'security.ima'} {('/d/file', 'user.note'): 'Operation not permitted'}\n"
+
+
 def test_attribute_too_large_for_the_volume_is_named(appliance, client, tmp_path):
     top, host = client
     image, large = tmp_path / "large.img", top / "large"

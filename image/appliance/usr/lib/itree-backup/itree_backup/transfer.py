@@ -101,9 +101,10 @@ class Outcome:
         match = ATTRIBUTE.fullmatch(line)
         if match:
             name, attribute, why, number = match.groups()
-            if int(number) in NEVER:
+            # One of a user that is refused is the fault of its file: leaving out the name would lose it of all others.
+            if int(number) in NEVER and not attribute.startswith("user."):
                 self.refused.add(attribute)
-            elif int(number) in TOO_LARGE:
+            elif int(number) in NEVER | TOO_LARGE:
                 # The file has a name for the time being.
                 self.lost[(TEMPORARY.sub(r"/\1", name), attribute)] = why
             else:
