@@ -46,7 +46,8 @@ static bool all_read(void)
 	int n, fd, tries;
 	struct stat st;
 
-	for (tries = 0; !good && tries < 100; tries++) {
+	/* 30 s: the reads were begun, and the disk may be busy with others. */
+	for (tries = 0; !good && tries < 3000; tries++) {
 		usleep(10000);
 		for (good = true, n = 0; n < FILES; n++) {
 			fd = open(names[n], O_RDONLY);
