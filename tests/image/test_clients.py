@@ -78,6 +78,17 @@ def fill(top, *names):
         (top / name / "file").write_text(f"of {name}\n")
 
 
+def serve_with(source, appliance, top, monkeypatch):
+    """Serve a directory as the host mx1 by an rsyncd with a library preloaded; source is its text in C."""
+    library = top.with_name("preloaded.so")
+    library.with_suffix(".c").write_text(source)
+    run("gcc", "-shared", "-fPIC", "-o", library, library.with_suffix(".c"))
+    with monkeypatch.context() as patch:
+        patch.setenv("LD_PRELOAD", str(library))
+        number = appliance.servers.rsync(all=top)
+    appliance.host("mx1", "rsyncd", number, "all")
+
+
 def test_paths_below_one_parent_that_are_not_listed_together(appliance, client):
     top, host = client
     fill(top, "etc/a", "srv/b", "etc/c")
@@ -90,12 +101,7 @@ def test_paths_below_one_parent_that_are_not_listed_together(appliance, client):
 def test_listing_that_gives_a_name_twice(appliance, tmp_path, monkeypatch):
     top = tmp_path / "client"
     fill(top, "a", "twice", "z", "z/twice-too")
-    (tmp_path / "twice.c").write_text(TWICE)
-    run("gcc", "-shared", "-fPIC", "-o", tmp_path / "twice.so", tmp_path / "twice.c")
-    monkeypatch.setenv("LD_PRELOAD", str(tmp_path / "twice.so"))
-    number = appliance.servers.rsync(all=top)
-    monkeypatch.delenv("LD_PRELOAD")
-    appliance.host("mx1", "rsyncd", number, "all")
+    serve_with(TWICE, appliance, top, monkeypatch)
     assert " is good: " in appliance("run", "mx1")
     same(state(top), state(appliance.good("mx1")[0]))
 
@@ -311,12 +317,7 @@ def night(appliance, tmp_path, monkeypatch):
     """Serves a client's directory by an rsyncd whose reads are as above; (directory, appliance)."""
     top = tmp_path / "client"
     fill(top, "etc", "srv")
-    (tmp_path / "read.c").write_text(READ)
-    run("gcc", "-shared", "-fPIC", "-o", tmp_path / "read.so", tmp_path / "read.c")
-    monkeypatch.setenv("LD_PRELOAD", str(tmp_path / "read.so"))
-    number = appliance.servers.rsync(all=top)
-    monkeypatch.delenv("LD_PRELOAD")
-    appliance.host("mx1", "rsyncd", number, "all")
+    serve_with(READ, appliance, top, monkeypatch)
     return top, appliance
 
 

@@ -111,7 +111,7 @@ def cmd_list(base, args):
         stay = retention.kept(store.snapshots(), keep) if keep else {}
         for name in store.with_gaps():
             stay[name] = [f"{store.record(name).get('gaps', '?')} gaps"]
-        for name in sorted(store.snapshots() + store.with_gaps()):
+        for name in store.every():
             record = store.record(name)
             notes = "damaged" if record.get("damaged") else ", ".join(stay.get(name, ["not kept"] if keep else []))
             print(f"{store.name:20} {name:25}  {record.get('names', '?'):>9} names {record.get('new_files', '?'):>9} "
@@ -142,7 +142,7 @@ def cmd_verify(base, args):
     wrong = unknown = 0
     busy = []
     for store in stores(base, args.host):
-        names = sorted(store.snapshots() + store.with_gaps())
+        names = store.every()
         if args.snapshot or (names and not args.all):
             names = [store.find(args.snapshot)]
         if not names:
@@ -181,7 +181,7 @@ def cmd_prune(base, args):
     host, store = config.host(base, args.host), Store(base, args.host)
     if args.remove:
         with store.lock():
-            if args.remove not in store.snapshots() + store.with_gaps():
+            if args.remove not in store.every():
                 raise BackupError(f"{store.name}: there is no snapshot with the full name '{args.remove}'")
             if store.snapshots() == [args.remove]:
                 raise BackupError(f"{store.name}: {args.remove} is the only good snapshot; it is not removed", USAGE)
@@ -221,15 +221,15 @@ def cmd_status(base, args):
     found = stores(base, args.host)
     if args.json:
         space, percent, inodes = store_.free(base.volume)
-        configured, misnamed = config.hosts(base), config.misnamed(base)
+        configured, misnamed, wrong = config.hosts(base), config.misnamed(base), setup.problems(base.conf)
         hosts = {s.name: {**s.status(), "damaged_files": s.damaged(), "snapshots": s.snapshots(),
                           "with_gaps": s.with_gaps(),
                           "partial": s.names(".partial"), "retired": s.name not in configured, "well": well}
                  for s, (_, well) in zip(found, overviews(base, found, configured), strict=True)}  # fmt: skip
         print(json.dumps({"volume": str(base.volume), "free_bytes": space, "free_percent": round(percent, 2),
                           "free_inodes_percent": round(inodes, 2), "hosts": hosts,
-                          "misnamed": misnamed, "setup": setup.problems(base.conf)}, indent=1))  # fmt: skip
-        return 0 if all(h["well"] for h in hosts.values()) and not misnamed and not setup.problems(base.conf) else 1
+                          "misnamed": misnamed, "setup": wrong}, indent=1))  # fmt: skip
+        return 0 if all(h["well"] for h in hosts.values()) and not (misnamed or wrong) else 1
     lines, well = status_lines(base, found)
     print("\n".join(lines))
     return 0 if well else 1

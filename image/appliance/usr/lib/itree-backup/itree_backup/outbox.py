@@ -10,7 +10,7 @@ import urllib.request
 from .store import state_directory, write_file
 
 MOST = 1000  # messages that are kept; of more, the oldest are dropped
-AGAIN = 12 * 3600  # seconds after which the same alarm is told once more
+AGAIN = 12 * 3600  # seconds during which an alarm is not sent a second time
 SENT = "sent.json"
 
 
@@ -25,7 +25,7 @@ def same_alarm(text):
 
 
 def told_lately(subject, text, now=None):
-    """Whether that alarm was told within AGAIN seconds; if not, it counts as told now."""
+    """Return whether this alarm was sent within AGAIN seconds. If not, note that it is sent now."""
     now = now or time.time()
     path = directory() / SENT
     try:
@@ -62,7 +62,10 @@ WAYS = {"mail": (by_mail, lambda base: base.mail_to), "webhook": (by_webhook, la
 
 
 def deliver(base, message):
-    """Try the ways a message has not gone yet; (what was done, what was not, as lines). Changes message["ways"]."""
+    """Try to send a message by each of message["ways"], and remove from it those that succeed.
+
+    Returns two lists of lines: what was sent, and what failed.
+    """
     done, wrong = [], []
     for way in list(message["ways"]):
         send, address = WAYS[way]
@@ -78,7 +81,10 @@ def deliver(base, message):
 
 
 def put(base, subject, text, facts):
-    """Keep a message and try to deliver it; (what was done, what was not, whether it is kept)."""
+    """Store a message and try to send it.
+
+    Returns two lists of lines, what was sent and what failed, and whether the message is stored for later.
+    """
     message = {"subject": subject, "text": text, "facts": facts, "ways": [w for w in WAYS if WAYS[w][1](base)]}
     path = directory() / f"{time.time_ns()}.json"
     kept = False
@@ -110,7 +116,7 @@ def pending():
 
 
 def again(base):
-    """Try once more to deliver all that waits; (what was done, what was not), as lines."""
+    """Try to send all stored messages. Returns two lists of lines: what was sent, and what failed."""
     found, done, wrong = pending(), [], []
     for path in found[:-MOST]:
         path.unlink()

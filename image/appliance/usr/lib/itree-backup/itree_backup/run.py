@@ -33,8 +33,7 @@ def bases(store):
     names = store.snapshots()
     last = store.status().get("last_good")
     found = [last] if last in names else []
-    newest = sorted(names + store.with_gaps())[-1:]
-    return [store.path / n for n in dict.fromkeys(found + names[-1:] + newest)]
+    return [store.path / n for n in dict.fromkeys(found + names[-1:] + store.every()[-1:])]
 
 
 def use_partials(store, sums, flusher):
@@ -193,13 +192,7 @@ def fetch_renamed(base, host, store, name, outcome, linked, lock_fd):
                 listed.unlink()
             if kind == "files":
                 remove_new(tree, places, before)
-        outcome.files += more.files
-        outcome.bytes += more.bytes
-        outcome.vanished, outcome.trees = more.vanished, more.trees
-        outcome.gaps |= more.gaps
-        outcome.retried |= more.retried
-        outcome.refused |= more.refused
-        outcome.lost |= more.lost
+        outcome.add(more)
 
 
 def check(store, host, name, outcome, sums, linked, again):
@@ -221,7 +214,7 @@ def check_links(store, host, name):
     """Raise if a path of the configuration is a symbolic link: what it points to is what was meant, and is not here."""
     with contextlib.closing(Tree(store.path / f"{name}.partial")) as tree:
         for path in host.paths:
-            plain = os.fsencode((path if host.method == "ssh" else path.partition("/")[2]).strip("/"))
+            plain = transfer.place_of(host, path)
             try:
                 linked = plain and not path.endswith("/") and stat.S_ISLNK(tree.lstat(plain).st_mode)
             except OSError:

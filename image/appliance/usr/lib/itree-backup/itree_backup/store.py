@@ -162,10 +162,13 @@ class Store:
         """Snapshots that lack what the client could not give, oldest first, as the directories are named."""
         return [name + GAPS for name in self.names(GAPS)]
 
+    def every(self):
+        """Both, oldest first, as the directories are named."""
+        return sorted(self.snapshots() + self.with_gaps())
+
     def find(self, name):
         """The snapshot an admin names: its full name, the beginning of one, or `latest`, the newest good one."""
-        good = self.snapshots()
-        have = sorted(good + self.with_gaps())
+        good, have = self.snapshots(), self.every()
         if not have:
             raise BackupError(f"{self.name}: there is no good snapshot yet")
         if name in ("latest", None):
@@ -274,7 +277,7 @@ class Store:
 
     def damaged(self):
         """Files found damaged, summed over the snapshots that are there; a file that several share counts in each."""
-        records = [self.record(name) for name in self.snapshots() + self.with_gaps()]
+        records = [self.record(name) for name in self.every()]
         return sum(r.get("damaged_files", len(r.get("damaged", ()))) for r in records)
 
     def held(self):

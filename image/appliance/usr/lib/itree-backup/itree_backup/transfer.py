@@ -80,6 +80,16 @@ class Outcome:
     refused: set = dataclasses.field(default_factory=set)
     lost: dict = dataclasses.field(default_factory=dict)
 
+    def add(self, more):
+        """Add what a second look brought; what vanished is what it missed, too."""
+        self.files += more.files
+        self.bytes += more.bytes
+        self.vanished, self.trees = more.vanished, more.trees
+        self.gaps |= more.gaps
+        self.retried |= more.retried
+        self.refused |= more.refused
+        self.lost |= more.lost
+
     def take(self, line):
         """Note what a line of rsync's standard error tells of one file; whether it is such a line, or goes with one."""
         vanished = VANISHED.fullmatch(line)
@@ -149,10 +159,14 @@ def sources(host, listed):
     return [f"{who}{colon}{path}" if n == 0 else f"{colon}{path}" for n, path in enumerate(paths)]
 
 
+def place_of(host, path):
+    """Where in a snapshot a path of the configuration is, as bytes; empty if it is all of it."""
+    return os.fsencode((path if host.method == "ssh" else path.partition("/")[2]).strip("/"))
+
+
 def names_of(host):
     """The host's paths as rsync's --files-from has them, each ended by a 0."""
-    below = [p if host.method == "ssh" else p.partition("/")[2] for p in host.paths]
-    return b"".join(os.fsencode(p.strip("/") or ".") + b"\0" for p in below)
+    return b"".join((place_of(host, path) or b".") + b"\0" for path in host.paths)
 
 
 # What --files-from means. names: these alone, if they are still there. trees: with all below them; they must be there.
@@ -173,7 +187,7 @@ def command(base, host, dest, link_dests, parts, listed=None, kind="names", left
     attributes.
     """
     argv = ["rsync", "-aHAX", "--numeric-ids", "--relative", "--8-bit-output", "--no-human-readable", "--stats",
-            # Holes stay holes. Names that the list has twice are told.
+            # Holes stay holes. rsync prints the names that its list has twice.
             "--sparse", "--debug=dup1",
             "--checksum-choice=md5", "--out-format=%i %C %l %n", f"--timeout={host.timeout}",
             f"--partial-dir={parts}",

@@ -300,7 +300,7 @@ def provision(verdict, note=None, trouble=None):
         try:
             repart(verdict.disk, "refuse")
         except BackupError as err:
-            # That the partition does not grow is no reason to have no backups.
+            # Without growing, the volume can be used as it is.
             if trouble is None:
                 raise
             trouble.append(f"{verdict.part} could not be grown: {err}")
