@@ -119,6 +119,12 @@ def farm(top):
     return top
 
 
+def fill(top, *names):
+    for name in names:
+        (top / name).mkdir(parents=True)
+        (top / name / "file").write_text(f"of {name}\n")
+
+
 def port():
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -134,6 +140,12 @@ def wait_for_port(number, proc, log):
         except OSError:
             time.sleep(0.05)
     pytest.fail(f"nothing listens on port {number}\n{log.read_text(errors='replace')}")
+
+
+def restrict(appliance, command):
+    """The appliance's key may only run that on the client."""
+    key = appliance.conf / "ssh" / "id.pub"
+    key.write_text(f'restrict,command="{command}" {key.read_text()}')
 
 
 class Servers:

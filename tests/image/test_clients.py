@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import APPLIANCE, maildir, run, same, state
+from conftest import APPLIANCE, fill, maildir, restrict, run, same, state
 
 # Returns each second name of a directory twice, as a listing may that is changed while it is read.
 TWICE = r"""
@@ -64,18 +64,6 @@ def client(request, appliance, tmp_path):
         return pathlib.Path("" if method == "rsyncd" else str(top).strip("/"))
 
     return top, host
-
-
-def restrict(appliance, command):
-    """The appliance's key may only run that on the client."""
-    key = appliance.conf / "ssh" / "id.pub"
-    key.write_text(f'restrict,command="{command}" {key.read_text()}')
-
-
-def fill(top, *names):
-    for name in names:
-        (top / name).mkdir(parents=True)
-        (top / name / "file").write_text(f"of {name}\n")
 
 
 def serve_with(source, appliance, top, monkeypatch):

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from . import config, outbox, report, restore, retention, run, setup
+from . import client, config, outbox, report, restore, retention, run, setup
 from . import store as store_
 from .errors import BUSY, DAMAGED, USAGE, BackupError, Interrupted
 from .store import Store
@@ -35,6 +35,22 @@ def parser():
             made.add_argument("host", metavar="HOST")
         return made
 
+    made = add("add", "add a host: confirm its key, try it, write its file, start its timer")
+    made.add_argument("path", metavar="PATH", nargs="+",
+                      help="what to back up: absolute paths, or MODULE[/PATH] with --method rsyncd")  # fmt: skip
+    made.add_argument("--address", metavar="NAME", help="name or address to connect to (default: HOST)")
+    made.add_argument("--port", metavar="N", type=int, default=0, help="default: 22, or 873 with --method rsyncd")
+    made.add_argument("--user", metavar="NAME", help="user to log in as (default with ssh: root)")
+    made.add_argument("--method", choices=("ssh", "rsyncd"), default="ssh", help="default: ssh")
+    made.add_argument("--password-file", metavar="FILE", help="password for rsyncd")
+    made.add_argument("--exclude", metavar="PATTERN", action="append", default=[], help="leave these out; repeatable")
+    made.add_argument("--fingerprint", metavar="SHA256:...", help="accept this host key without asking")
+    made.add_argument("--no-try", action="store_true", help="write the file though the client is not reachable yet")
+    made.add_argument("--no-timers", action="store_true", help="leave systemd alone")
+    made = add("retire", "stop backing a host up; its snapshots stay")
+    made.add_argument("--no-timers", action="store_true", help="leave systemd alone")
+    made = add("forget", "remove all snapshots of a retired host")
+    made.add_argument("--yes", action="store_true", help="remove them; otherwise only say which")
     made = add("run", "back a host up: resume what was interrupted, fetch, verify, prune")
     # The rsync of a run that was killed may need a moment to end.
     made.add_argument("--wait", metavar="SECONDS", type=float, default=10.0,
@@ -43,10 +59,11 @@ def parser():
     made.add_argument("host", metavar="HOST", nargs="?")
     made.add_argument("snapshot", metavar="SNAPSHOT", nargs="?")
     made.add_argument("path", metavar="PATH", nargs="?", default="/")
-    made = add("restore", "copy files of a snapshot to a directory of this machine and check them")
+    made = add("restore", "copy files of a snapshot to a directory, or back to a client, and check them")
     made.add_argument("snapshot", metavar="SNAPSHOT")
     made.add_argument("path", metavar="PATH", nargs="*", help="default: everything")
-    made.add_argument("--to", metavar="DIR", required=True, help="where to; paths keep their names below it")
+    made.add_argument("--to", metavar="DEST", required=True,
+                      help="a directory of this machine; HOST: for the same places on a client; HOST:DIR")  # fmt: skip
     made.add_argument("--overwrite", action="store_true", help="replace files that are there and differ")
     made = add("export", "write files of a snapshot to standard output as a tar stream")
     made.add_argument("snapshot", metavar="SNAPSHOT")
@@ -122,10 +139,37 @@ def cmd_list(base, args):
         raise BackupError("\n".join(wrong), USAGE)
 
 
+def cmd_add(base, args):
+    client.add(base, args)
+
+
+def cmd_retire(base, args):
+    client.retire(base, args.host, args.no_timers)
+
+
+def cmd_forget(base, args):
+    store = stores(base, args.host)[0]
+    if store.name in config.hosts(base):
+        raise BackupError(f"{store.name} is backed up: 'itree-backup retire {store.name}' comes first", USAGE)
+    with store.lock():
+        names = store.every()
+        print(f"{store.name}: {'removing' if args.yes else 'would remove'} {len(names)} snapshots"
+              + f", {names[0]} to {names[-1]}" * bool(names))  # fmt: skip
+        if args.yes:
+            store.forget(lambda name: run.say(f"{store.name}: removed {name}"))
+            report.unpublish(store)
+            return
+    raise BackupError(f"{store.name}: nothing was removed; --yes removes them for good", USAGE)
+
+
 def cmd_restore(base, args):
     store = stores(base, args.host)[0]
     name = store.find(args.snapshot)
-    right, unknown, kept = restore.restore(store, name, args.path, args.to, args.overwrite)
+    to_client = restore.client_of(base, args.to)
+    if to_client:
+        right, unknown, kept = restore.to_client(base, store, name, args.path, *to_client, args.overwrite)
+    else:
+        right, unknown, kept = restore.restore(store, name, args.path, args.to, args.overwrite)
     print(f"{store.name} {name}: restored to {args.to}: {right} files compared and right" +
           f", {kept} were there already and are as they were" * bool(kept) +
           f", {unknown} could not be compared: nothing is known of them" * bool(unknown))  # fmt: skip
@@ -178,8 +222,8 @@ def cmd_sums(base, args):
 
 
 def cmd_prune(base, args):
-    host, store = config.host(base, args.host), Store(base, args.host)
     if args.remove:
+        store = stores(base, args.host)[0]
         with store.lock():
             if args.remove not in store.every():
                 raise BackupError(f"{store.name}: there is no snapshot with the full name '{args.remove}'")
@@ -188,6 +232,7 @@ def cmd_prune(base, args):
             store.remove(args.remove)
             print(f"{store.name}: removed {args.remove}")
         return
+    host, store = config.host(base, args.host), Store(base, args.host)
     if args.dry_run:
         for name in retention.doomed(store, host.keep):
             print(f"{store.name}: would remove {name}")

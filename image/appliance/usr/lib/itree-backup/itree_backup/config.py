@@ -98,11 +98,11 @@ def check_lists(path, text):
             )
 
 
-def read(path, known):
-    """A configuration file as {section: {key: value}}; anything unknown in it is an error."""
+def read(path, known, text=None):
+    """A configuration file as {section: {key: value}}; anything unknown in it is an error. text: instead of its own."""
     parser = configparser.ConfigParser(interpolation=None, comment_prefixes=("#", ";"), delimiters=("=",))
     try:
-        text = pathlib.Path(path).read_text(encoding="utf-8")
+        text = pathlib.Path(path).read_text(encoding="utf-8") if text is None else text
         parser.read_string(text, source=str(path))
     except (OSError, UnicodeDecodeError, configparser.Error) as err:
         why = err.strerror if isinstance(err, OSError) else " ".join(str(err).split())
@@ -226,12 +226,17 @@ def check_paths(path, section, method, paths):
 
 
 def host(base, name):
-    """Read hosts.d/NAME.conf."""
+    """Read hosts.d/NAME.conf. Raises BackupError."""
     path = base.conf / "hosts.d" / f"{check_name(name)}.conf"
     if not path.exists():
         have = ", ".join(hosts(base)) or "none"
         raise BackupError(f"there is no host '{name}': {path} does not exist (hosts there are: {have})", USAGE)
-    found = read(path, PER_HOST)
+    return parse_host(base, name, path)
+
+
+def parse_host(base, name, path, text=None):
+    """The Host that a file describes, or a text that is to become that file. Raises BackupError."""
+    found = read(path, PER_HOST, text)
     values = Values(path, "host", found.get("host", {}))
     method = values.text("method", "ssh")
     if method not in ("ssh", "rsyncd"):

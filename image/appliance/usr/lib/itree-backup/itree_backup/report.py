@@ -67,6 +67,12 @@ def publish(store, status):
     return None
 
 
+def unpublish(store):
+    """Remove the metrics of a host that is forgotten."""
+    if store.base.metrics:
+        (store.base.metrics / f"itree_backup_{store.name}.prom").unlink(missing_ok=True)
+
+
 def age(seconds):
     """A time span in words of one unit."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):

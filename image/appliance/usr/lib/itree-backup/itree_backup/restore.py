@@ -4,15 +4,19 @@
 import contextlib
 import os
 import pathlib
+import re
 import stat
 import subprocess
 import sys
 
-from . import verify
-from .errors import DAMAGED, USAGE, BackupError
+from . import config, setup, transfer, verify
+from .errors import DAMAGED, REFUSED, USAGE, BackupError
 from .store import Tree
 from .sums import Sums
-from .transfer import show
+from .transfer import environ, show
+
+RESTORE_KEY = "restore"  # the private key in ssh/ that writes to clients
+ITEM = re.compile(rb"([<>ch.*][fdLDS][^ ]{9}) (.*)", re.S)  # rsync: how a file differs, and its name
 
 
 def inside(store, name, path):
@@ -54,20 +58,126 @@ def restore(store, name, paths, dest, overwrite):
     if not dest.is_dir():
         raise BackupError(f"{dest} is not a directory: make it first", USAGE)
     plain = [inside(store, name, p) for p in paths or ["/"]]
-    root = os.fsencode(store.path / name)
-    # The dot tells --relative where the part of the name that is kept begins.
-    argv = ["rsync", "-aHAX", "--sparse", "--numeric-ids", "--relative", "--modify-window=-1",
-            "--info=progress2" if sys.stderr.isatty() else "--quiet"]  # fmt: skip
-    # A file that rotted has the size and time that it had when it was right.
-    argv += ["--ignore-times"] if overwrite else ["--ignore-existing"]
-    # No --: the daemon's and the shell's colons cannot be taken for such after a slash.
     with store.reading(name) as held:
-        res = subprocess.run([*argv, *[root + b"/./" + p for p in plain], os.fsencode(dest) + b"/"],
-                             stdin=subprocess.DEVNULL, pass_fds=(held,), check=False)  # fmt: skip
+        res = copy(store, name, plain, [f"{dest}/"], [*replacing(overwrite), "--modify-window=-1"], held)
         if res.returncode:
             raise BackupError(f"restoring to {dest} failed (rsync ended with {res.returncode}); what it said is above. "
                               "What was restored is there; the snapshot is as it was")  # fmt: skip
         return compare(store, name, plain, dest, overwrite)
+
+
+def copy(store, name, plain, dest, options, held, **kwargs):
+    """Run rsync from a snapshot to where the words of `dest` say, options first; its CompletedProcess.
+
+    plain: as from inside(). held: descriptor that keeps the snapshot. kwargs go to subprocess.run().
+    """
+    argv = ["rsync", "-aHAX", "--recursive", "--from0", "--files-from=-", "--sparse", "--numeric-ids", *options]
+    # No --: the daemon's and the shell's colons cannot be taken for such after a slash.
+    return subprocess.run([*argv, *dest[:-1], f"{store.path / name}/", dest[-1]], input=words(store, name, plain),
+                          env=environ(), pass_fds=(held,), check=False, **kwargs)  # fmt: skip
+
+
+def replacing(overwrite):
+    """rsync's options for files that are there already, and for what it prints."""
+    # A file that rotted has the size and time that it had when it was right.
+    return ["--ignore-times" if overwrite else "--ignore-existing",
+            "--info=progress2" if sys.stderr.isatty() else "--quiet"]  # fmt: skip
+
+
+def words(store, name, plain):
+    """Paths of a snapshot as rsync's --files-from has them, each ended by a 0.
+
+    The top directory of a snapshot is the client's only if the client gave it. Otherwise it is ours, mode 0700, and
+    its mode must not go to the directory that is restored to.
+    """
+    top = [b"."] if store.record(name).get("root") else sorted(os.listdir(os.fsencode(store.path / name)))
+    return b"".join(word + b"\0" for path in plain for word in ([path] if path else top))
+
+
+def client_of(base, dest):
+    """(Host, directory) that a destination HOST:[DIR] names; None if it is a directory of this machine.
+
+    Raises BackupError(USAGE) if the host is not configured or the directory is not one of it.
+    """
+    name, colon, directory = dest.partition(":")
+    if not colon or "/" in name:
+        return None
+    if name not in config.hosts(base):
+        have = ", ".join(config.hosts(base)) or "none"
+        raise BackupError(f"'{name}' is not a configured host (there are: {have}). For a directory of this machine "
+                          f"write ./{dest}", USAGE)  # fmt: skip
+    host = config.host(base, name)
+    # By ssh the names of a snapshot begin at /, from a daemon at its module.
+    directory = directory or ("/" if host.method == "ssh" else host.paths[0].split("/")[0])
+    if directory.startswith("/") != (host.method == "ssh"):
+        want = "an absolute path" if host.method == "ssh" else "MODULE or MODULE/DIR"
+        raise BackupError(f"{dest}: '{directory}' is not {want}, which method = {host.method} wants", USAGE)
+    return host, directory.rstrip("/") + "/"
+
+
+def to_client(base, store, name, paths, host, directory, overwrite):
+    """Copy paths of a snapshot below a directory of a client, and compare; returns and raises as restore() does.
+
+    By ssh this logs in with a key of its own, which the client's admin lets in for the time being: the key of the
+    backups may only read.
+    """
+    plain = [inside(store, name, p) for p in paths or ["/"]]
+    key = setup.make_key(base.conf, RESTORE_KEY) if host.method == "ssh" else None
+    dest = [*transfer.connection(base, host, key), transfer.source(host, directory)]
+    where = f"{host.name}:{directory}"
+    with store.reading(name) as held:
+        res = copy(store, name, plain, dest, replacing(overwrite), held, stderr=subprocess.PIPE)
+        lines = [show(line) for line in res.stderr.splitlines() if line.strip()]
+        for line in lines[-50:]:
+            print(f"{host.name}: {line}", file=sys.stderr)
+        if res.returncode:
+            failure = transfer.explain(host, res.returncode, lines)
+            if failure.code == REFUSED and key:
+                line = setup.authorized(setup.public_half(base.conf, RESTORE_KEY), "-wo")
+                raise BackupError(
+                    f"{where}: the client does not let us write: {lines[-1] if lines else 'no reason given'}. Put this "
+                    f"line into its authorized_keys, restore again, and remove it afterwards:\n{line}",
+                    REFUSED,
+                )
+            raise BackupError(f"restoring to {where} failed: {'; '.join(lines[-3:])}. What was restored is there; the "
+                              "snapshot is as it was", failure.code)  # fmt: skip
+        return compare_client(store, name, plain, dest, overwrite, held)
+
+
+def compare_client(store, name, plain, dest, overwrite, held):
+    """Compare what a client has with the snapshot by checksums, and the snapshot with what the client once sent."""
+    options = ["--dry-run", "--checksum", "--8-bit-output", "--out-format=%i %n"]
+    res = copy(store, name, plain, dest, options, held, stdout=subprocess.PIPE)
+    if res.returncode:
+        raise BackupError(f"{dest[-1]}: the files were restored and could not be compared: rsync ended with "
+                          f"{res.returncode}")  # fmt: skip
+    differ = {}
+    for line in res.stdout.split(b"\n"):
+        match = ITEM.fullmatch(line)
+        if match and match[1][:1] in b"<c":
+            differ[transfer.unescape(match[2])] = match[1]
+    result, right, unknown, kept = verify.Found(), 0, 0, 0
+    with (contextlib.closing(Tree(store.path / name)) as tree,
+          contextlib.closing(Sums(store.meta / "sums.sqlite", writer=False)) as sums):  # fmt: skip
+        for path in [f for p in plain for f in below(tree, p)]:
+            how = differ.get(path)
+            # Another size or time: it is another file, which was there before.
+            if how and not overwrite and how[2:3] != b"+" and (how[3:4] == b"s" or how[4:5] in b"tT"):
+                kept += 1
+                continue
+            if how and how[2:3] in b"+c":
+                result.note_wrong(path, "is not on the client" if how[2:3] == b"+" else "is not what the snapshot has")
+                continue
+            one = verify.read_one(tree, path)
+            record = sums.get(*one[:2]) if one else None
+            if record is None:
+                unknown += 1
+            elif record[0] == one[2]:
+                right += 1
+            else:
+                result.note_wrong(path, "is not what the client once sent")
+    refuse_wrong(store, result)
+    return right, unknown, kept
 
 
 def is_on_volume(volume, path):
@@ -117,11 +227,16 @@ def compare(store, name, plain, dest, overwrite):
     finally:
         for one in (old, new, sums):
             one.close()
-    if found.wrong:
-        listed = "".join(f"\n    {line}" for line in found.bad[:20])
-        raise BackupError(f"{found.wrong} restored files are not what the client once sent:{listed}\nLook for "
-                          f"them in an older snapshot: 'itree-backup list {store.name}'", DAMAGED)  # fmt: skip
+    refuse_wrong(store, found)
     return right, unknown, kept
+
+
+def refuse_wrong(store, result):
+    """Raise BackupError(DAMAGED) if a comparison found restored files that are wrong."""
+    if result.wrong:
+        listed = "".join(f"\n    {line}" for line in result.bad[:20])
+        raise BackupError(f"{result.wrong} restored files are not what the client once sent:{listed}\nLook for "
+                          f"them in an older snapshot: 'itree-backup list {store.name}'", DAMAGED)  # fmt: skip
 
 
 def not_ours(old, new, path):

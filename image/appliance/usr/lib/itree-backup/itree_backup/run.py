@@ -81,11 +81,6 @@ def fetch_damaged(base, host, store, name, sums, linked, lock_fd):
     return dropped, gone
 
 
-def plain_name(name):
-    """Where a snapshot has the file of which rsync wrote, as bytes."""
-    return transfer.unescape(os.fsencode(name)).strip(b"/")
-
-
 def full_files(base):
     """Names, as lists, of the files of a snapshot whose inodes have no room for as many names again."""
     most, found = os.pathconf(base, "PC_LINK_MAX"), {}
@@ -175,7 +170,7 @@ def fetch_renamed(base, host, store, name, outcome, linked, lock_fd):
         if not (outcome.vanished or outcome.trees):
             return
         # What a client writes is not to lead out of its snapshot.
-        found = {os.path.dirname(plain_name(n)) for n in outcome.vanished}
+        found = {os.path.dirname(transfer.plain_name(n)) for n in outcome.vanished}
         places = sorted(p for p in found if b".." not in p.split(b"/"))
         words, kind, what = b"".join(p + b"/\0" for p in places), "files", f"in {len(places)} directories"
         if outcome.trees or not places:
@@ -198,7 +193,7 @@ def fetch_renamed(base, host, store, name, outcome, linked, lock_fd):
 def check(store, host, name, outcome, sums, linked, again):
     """Raise unless what is on disk is what came."""
     root = store.path / f"{name}.partial"
-    retried, gaps = ({plain_name(n) for n in found} for found in (outcome.retried, outcome.gaps))
+    retried, gaps = ({transfer.plain_name(n) for n in found} for found in (outcome.retried, outcome.gaps))
     found = verify.new_files(root, store.sums_of(name), sums, linked, f"{store.name} {name}", again=again,
                              retried=retried, gaps=gaps)  # fmt: skip
     verify.demand(found, f"{store.name}: reading back what was fetched")
@@ -286,7 +281,7 @@ def fetch(base, host, store, lock_fd, status, step):
         fetch_renamed(base, host, store, name, outcome, [*partials, *good], lock_fd)
         # A file that changed while it was sent is sent again: what is here is no gap.
         outcome.gaps = {n: why for n, why in outcome.gaps.items()
-                        if not os.path.lexists(os.path.join(os.fsencode(dest), plain_name(n)))}  # fmt: skip
+                        if not os.path.lexists(os.path.join(os.fsencode(dest), transfer.plain_name(n)))}  # fmt: skip
         again, gone = fetch_damaged(base, host, store, name, sums, [*partials, *good], lock_fd)
         if gone:
             outcome.names = None
@@ -299,7 +294,7 @@ def fetch(base, host, store, lock_fd, status, step):
         sums.commit()
         record = {"name": name, "started": int(started), "ended": int(time.time()), "names": names,
                   "total_bytes": outcome.total, "new_files": found.right, "new_bytes": found.bytes,
-                  "vanished": len(outcome.vanished) + len(gone),
+                  "vanished": len(outcome.vanished) + len(gone), "root": lists_root(host),
                   "gaps": len(outcome.gaps), "gap_list": told(outcome.gaps), "left_out": store.left_out(),
                   "lost_attributes": told({f"{n.removeprefix(f'{dest}/')}: {a}": why
                                            for (n, a), why in outcome.lost.items()})}  # fmt: skip

@@ -106,7 +106,10 @@ def setup(conf):
         except (BackupError, OSError) as err:
             wrong.append(f"{path}: {err}")
     try:
-        public_key(conf)
+        make_key(conf)
+        public = public_half(conf)
+        write_file(conf / "ssh" / "id.pub", public + "\n")
+        print(f"for authorized_keys of the clients:\n{authorized(public)}")
     except (BackupError, OSError) as err:
         wrong.append(str(err))
     known = conf / "ssh" / "known_hosts"
@@ -115,22 +118,31 @@ def setup(conf):
     return wrong
 
 
-def public_key(conf):
-    """Make the appliance's key unless there is one; print what clients put into authorized_keys."""
-    key = conf / "ssh" / "id"
+def make_key(conf, name="id"):
+    """Make a private key in ssh/ unless there is one; returns its path. Raises BackupError or OSError."""
+    key = conf / "ssh" / name
     # A power cut can leave a file without its contents.
     if not key.exists() or not key.read_bytes().strip(b"\0"):
-        fresh = conf / "ssh" / ".id.made"
-        for path in (fresh, fresh.with_name(".id.made.pub")):
+        fresh = conf / "ssh" / f".{name}.made"
+        made = (fresh, fresh.with_name(f"{fresh.name}.pub"))
+        for path in made:
             path.unlink(missing_ok=True)
         call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"itree-backup@{os.uname().nodename}", "-f", fresh)
         write_file(key, fresh.read_text())
         key.chmod(0o600)
-        for path in (fresh, fresh.with_name(".id.made.pub")):
+        for path in made:
             path.unlink()
-    public = call("ssh-keygen", "-y", "-f", key).strip()
-    write_file(conf / "ssh" / "id.pub", public + "\n")
-    print(f'for authorized_keys of the clients:\nrestrict,command="rrsync -ro /" {public}')
+    return key
+
+
+def public_half(conf, name="id"):
+    """The public half of a key in ssh/. Raises BackupError."""
+    return call("ssh-keygen", "-y", "-f", conf / "ssh" / name).strip()
+
+
+def authorized(public, may="-ro"):
+    """The line for authorized_keys that lets a key run rsync and nothing else. may: -ro to read, -wo to write."""
+    return f'restrict,command="rrsync {may} /" {public}'
 
 
 def note_problems(conf, wrong):

@@ -239,6 +239,18 @@ class Store:
         for path in (self.sums_of(plain), self.record_path(plain)):
             path.unlink(missing_ok=True)
 
+    def forget(self, each):
+        """Remove everything of this host; call each(name) for each snapshot that is gone. The lock must be held."""
+        for name in self.every():
+            self.remove(name)
+            each(name)
+        for name in self.names(".partial"):
+            self.remove(name, ".partial")
+        self.finish_removals()
+        shutil.rmtree(self.meta)
+        self.path.rmdir()
+        fsync_directory(self.path.parent)
+
     def finish_removals(self):
         """Go on with removals that a crash cut short, and remove lists of sums that no interrupted run needs."""
         for name in self.names(".deleting"):

@@ -133,30 +133,45 @@ def unescape(name):
     return ESCAPE.sub(lambda m: bytes([int(m[1], 8)]), name)
 
 
-def remote_shell(base, host):
-    """The ssh of --rsh: keys and known hosts of the appliance alone, never a question, never an unknown host."""
+def plain_name(name):
+    """Where a snapshot has a file that rsync names, as bytes."""
+    return unescape(os.fsencode(name)).strip(b"/")
+
+
+def remote_shell(base, host, key=None):
+    """The ssh of --rsh: keys and known hosts of the appliance alone, never a question, never an unknown host.
+
+    key: the private key to log in with, if it is not the one that backups use.
+    """
     keys = base.conf / "ssh"
+    if key is None:
+        key = keys / f"{host.name}.key" if (keys / f"{host.name}.key").exists() else keys / "id"
     words = ["ssh", "-F", "none", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "IdentitiesOnly=yes",
              "-o", f"UserKnownHostsFile={keys}/known_hosts", "-o", "GlobalKnownHostsFile=none",
              "-o", "UpdateHostKeys=no", "-o", "ForwardAgent=no", "-o", "ClearAllForwardings=yes",
              "-o", "ConnectTimeout=30", "-o", "ServerAliveInterval=30", "-o", "ServerAliveCountMax=4",
-             "-i", f"{keys}/{host.name}.key" if (keys / f"{host.name}.key").exists() else f"{keys}/id"]  # fmt: skip
+             "-i", str(key)]  # fmt: skip
     if host.port:
         words += ["-p", str(host.port)]
     return " ".join(words)
 
 
+def source(host, path):
+    """rsync's word for a path of the client: USER@ADDRESS:PATH, or USER@ADDRESS::MODULE/PATH."""
+    address = f"[{host.address}]" if ":" in host.address else host.address
+    login = f"{host.user}@{address}" if host.user else address
+    return f"{login}{':' if host.method == 'ssh' else '::'}{path}"
+
+
 def sources(host, listed):
     """rsync's words for what to fetch: all, or the root that the names of a list begin at."""
-    address = f"[{host.address}]" if ":" in host.address else host.address
-    who = f"{host.user}@{address}" if host.user else address
-    colon = ":" if host.method == "ssh" else "::"
     if listed:
         # The names below a snapshot begin at / or at the module.
         paths = ["/" if host.method == "ssh" else host.paths[0].split("/")[0] + "/"]
     else:
         paths = host.paths
-    return [f"{who}{colon}{path}" if n == 0 else f"{colon}{path}" for n, path in enumerate(paths)]
+    colon = ":" if host.method == "ssh" else "::"
+    return [source(host, path) if n == 0 else f"{colon}{path}" for n, path in enumerate(paths)]
 
 
 def place_of(host, path):
@@ -205,13 +220,20 @@ def command(base, host, dest, link_dests, parts, listed=None, kind="names", left
         argv.append(f"--bwlimit={host.bandwidth}")
     if host.compress:
         argv.append("--compress")
+    return [*argv, *connection(base, host), "--", *sources(host, listed), f"{dest}/"]
+
+
+def connection(base, host, key=None):
+    """rsync's options for reaching a client: how, where, and with which secret. key: as in remote_shell()."""
     if host.method == "ssh":
-        argv.append(f"--rsh={remote_shell(base, host)}")
-    else:
-        argv += [f"--port={host.port}"] if host.port else []
-        argv.append("--contimeout=30")
-        argv += [f"--password-file={host.password_file}"] if host.password_file else []
-    return [*argv, "--", *sources(host, listed), f"{dest}/"]
+        return [f"--rsh={remote_shell(base, host, key)}"]
+    argv = [f"--port={host.port}"] if host.port else []
+    return [*argv, "--contimeout=30", *([f"--password-file={host.password_file}"] if host.password_file else [])]
+
+
+def environ():
+    """The environment that rsync runs in: messages that this module can read, and arguments as they are written."""
+    return {**os.environ, "LC_ALL": "C", "RSYNC_PROTECT_ARGS": "0", "RSYNC_OLD_ARGS": "0"}
 
 
 def client_trouble(text):
@@ -360,10 +382,9 @@ def transfer(base, host, dest, link_dests, store, name, lock_fd, listed=None, ki
         del said[:-50]
         print(f"{host.name}: {line}", file=sys.stderr, flush=True)
 
-    environ = {**os.environ, "LC_ALL": "C", "RSYNC_PROTECT_ARGS": "0", "RSYNC_OLD_ARGS": "0"}
     spool, progress = Spool(store.sums_of(name), "ab" if listed else "wb"), Progress(host.name)
-    proc = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ,
-                            pass_fds=(lock_fd,), preexec_fn=with_parent)  # noqa: PLW1509  # fmt: skip
+    proc = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            env=environ(), pass_fds=(lock_fd,), preexec_fn=with_parent)  # noqa: PLW1509  # fmt: skip
     try:
         for line in lines_of(proc, on_error):
             match = LINE.fullmatch(line)
