@@ -26,13 +26,13 @@ sys.path[:0] = [
 sys.dont_write_bytecode = True
 
 
-def run(*argv, ok=(0,), **kwargs):
-    """Run a command; (exit code, everything it printed)."""
+def run(*argv, ok=(0,), input_=None, **kwargs):
+    """Run a command; (exit code, everything it printed). input_: text for its standard input."""
     kwargs.setdefault("timeout", 300)
+    kwargs |= {"input": input_} if input_ is not None else {"stdin": subprocess.DEVNULL}
     kwargs.setdefault("stdout", subprocess.PIPE)
     kwargs.setdefault("stderr", subprocess.STDOUT)
-    res = subprocess.run([str(a) for a in argv], stdin=subprocess.DEVNULL, text=True, errors="replace", check=False,
-                         **kwargs)  # fmt: skip
+    res = subprocess.run([str(a) for a in argv], text=True, errors="replace", check=False, **kwargs)
     if ok is not None:
         assert res.returncode in ok, f"{argv}: exit code {res.returncode}\n{res.stdout}\n{res.stderr or ''}"
     return res.returncode, res.stdout

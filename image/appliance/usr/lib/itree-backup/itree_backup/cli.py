@@ -2,25 +2,22 @@
 """The command line of itree-backup."""
 
 import argparse
+import getpass
 import json
 import os
 import pathlib
 import signal
 import sys
-import time
 
-from . import client, config, outbox, report, restore, retention, run, setup
+from . import client, config, console, outbox, report, restore, retention, run, setup
 from . import store as store_
 from .errors import BUSY, DAMAGED, USAGE, BackupError, Interrupted
-from .store import Store
+from .store import Store, stores
 
 EPILOG = """snapshots are named by time (UTC); the beginning of a name will do where it is unique, and
 `latest` is the newest. Exit code: 0 done, 1 failed, 2 wrong usage or configuration, 3 busy, 4 no space, 5 client
 gone, 6 refused (host key, login), 7 damaged files, 8 interrupted, 9 the client could not give some files. See
 itree-backup(8), itree-backup.conf(5)."""
-
-# What stands before a file of hosts.d whose name no host can have.
-MISNAMED = "not backed up, for its name cannot be a host's:"
 
 
 def parser():
@@ -88,6 +85,9 @@ def parser():
     made.add_argument("--message", metavar="TEXT", help="tell this instead")
     made.add_argument("--pending", action="store_true", help="send again what could not be delivered")
     made.add_argument("--failed", action="store_true", help="for OnFailure=: a unit failed, whatever the status says")
+    made = add("password", "set the password of the status page, and switch the page on", host=False)
+    made.add_argument("--no-timers", action="store_true", help="leave systemd alone")
+    add("console", "say where the appliance is reached, and how the hosts are", host=False)
     made = add("setup", "put credentials in place, make the key, switch the hosts' timers on", host=False)
     made.add_argument("--no-timers", action="store_true", help="leave systemd alone")
     made = add("init", "make the mounted volume the backup volume", host=False)
@@ -98,18 +98,6 @@ def parser():
 
 def cmd_run(base, args):
     run.backup(base, config.host(base, args.host), Store(base, args.host), args.wait)
-
-
-def stores(base, name=None):
-    """The hosts that are configured or have a directory, or one of them."""
-    if name:
-        store = Store(base, name)
-        if not store.path.is_dir() and name not in config.hosts(base):
-            raise BackupError(f"there is no host '{name}', neither configured nor on the volume", USAGE)
-        return [store]
-    store_.check_volume(base)
-    found = {n for n in os.listdir(base.volume) if (base.volume / n / ".itree-backup").is_dir()}
-    return [Store(base, n) for n in sorted(found | set(config.hosts(base)))]
 
 
 def cmd_list(base, args):
@@ -263,42 +251,30 @@ def cmd_discard(base, args):
 
 
 def cmd_status(base, args):
-    found = stores(base, args.host)
+    healths = report.healths(base, stores(base, args.host))
     if args.json:
         space, percent, inodes = store_.free(base.volume)
-        configured, misnamed, wrong = config.hosts(base), config.misnamed(base), setup.problems(base.conf)
-        hosts = {s.name: {**s.status(), "damaged_files": s.damaged(), "snapshots": s.snapshots(),
-                          "with_gaps": s.with_gaps(),
-                          "partial": s.names(".partial"), "retired": s.name not in configured, "well": well}
-                 for s, (_, well) in zip(found, overviews(base, found, configured), strict=True)}  # fmt: skip
+        misnamed, wrong = config.misnamed(base), setup.problems(base.conf)
+        hosts = {one.store.name: report.facts(one) for one in healths}
         print(json.dumps({"volume": str(base.volume), "free_bytes": space, "free_percent": round(percent, 2),
                           "free_inodes_percent": round(inodes, 2), "hosts": hosts,
                           "misnamed": misnamed, "setup": wrong}, indent=1))  # fmt: skip
-        return 0 if all(h["well"] for h in hosts.values()) and not (misnamed or wrong) else 1
-    lines, well = status_lines(base, found)
+        return 0 if all(h.well for h in healths) and not (misnamed or wrong) else 1
+    lines, well = status_lines(base, healths)
     print("\n".join(lines))
     return 0 if well else 1
 
 
-def overviews(base, found, configured):
-    """(line, whether it is well) of each of these stores; configured: names of the hosts that are."""
-    now = time.time()
-    return [report.overview(s, now, base.max_age, s.name in configured) for s in found]
-
-
-def status_lines(base, found):
-    """What status says of these stores and the volume, as lines, and whether all is well."""
-    misnamed = config.misnamed(base)
-    told = overviews(base, found, config.hosts(base))
-    lines = [line for line, _ in told] or ["no hosts yet: see itree-backup.conf(5)"]
-    lines += [f"{MISNAMED} {path}" for path in misnamed]
-    wrong = setup.problems(base.conf)
-    lines += [f"set-up: {line}" for line in wrong]
+def status_lines(base, healths):
+    """What status says of these hosts and the volume, as lines, and whether all is well."""
+    lines = [report.overview(one) for one in healths] or ["no hosts yet: itree-backup add HOST PATH..."]
+    problems = report.other_problems(base)
+    lines += problems
     space, percent, inodes = store_.free(base.volume)
-    short = min(percent, inodes) < base.warn_free
+    short = report.short_of_space(base)
     lines.append(f"{base.volume}: {space >> 20} MiB free ({percent:.0f} %), {inodes:.0f} % of the inodes" +
                  f": less than warn_free_percent, {base.warn_free:g}" * short)  # fmt: skip
-    return lines, all(well for _, well in told) and not (short or misnamed or wrong)
+    return lines, all(one.well for one in healths) and not (short or problems)
 
 
 def cmd_notify(base, args):
@@ -315,7 +291,7 @@ def cmd_notify(base, args):
     message = args.message
     if not message:
         try:
-            message = "\n".join(status_lines(base, stores(base))[0])
+            message = "\n".join(status_lines(base, report.healths(base, stores(base)))[0])
         except (BackupError, OSError) as err:
             # That the volume is gone is what is to be told.
             message = str(err)
@@ -327,6 +303,25 @@ def cmd_notify(base, args):
             print(f"{subject}: the same was told within the last 12 hours")
             return
     print(report.tell(base, subject, message + "\n", {"message": message}))
+
+
+def cmd_password(base, args):
+    page = setup.page_module()
+    if sys.stdin.isatty():
+        password = getpass.getpass("New password of the page: ")
+        if getpass.getpass("The same again: ") != password:
+            raise BackupError("the two passwords differ; the old one stays", USAGE)
+    else:
+        password = sys.stdin.readline().rstrip("\n")
+    page.set_password(base.conf, password)
+    setup.make_certificate(base.conf)
+    if not args.no_timers:
+        setup.start_page()
+    print("\n".join(console.page_lines(base.conf)))
+
+
+def cmd_console(base, args):
+    print("\n".join(console.lines(base)))
 
 
 def cmd_setup(conf, args):
@@ -359,7 +354,7 @@ def finish_setup(conf, args, wrong):
     print(f"hosts: {', '.join(names) or 'none yet'}")
     misnamed = config.misnamed(base)
     if misnamed:
-        raise BackupError(f"{MISNAMED} {', '.join(misnamed)}. {config.NAME_RULE}", USAGE)
+        raise BackupError(f"{report.MISNAMED} {', '.join(misnamed)}. {config.NAME_RULE}", USAGE)
 
 
 def cmd_init(base, args):

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """What others see: status.json, metrics for Prometheus, mail and webhook after a failure."""
 
+import dataclasses
 import datetime
 import os
+import statistics
+import time
 
-from . import outbox
+from . import config, outbox, setup
 from . import store as store_
 from .errors import NAMES, BackupError
 
+# What stands before a file of hosts.d whose name no host can have.
+MISNAMED = "not backed up, for its name cannot be a host's:"
 HELP = {
     "last_run_timestamp_seconds": "When the last run ended.",
     "last_run_success": "1 if the last run ended in a good snapshot.",
@@ -26,30 +31,36 @@ HELP = {
 }
 
 
-def metrics(store):
-    """The metrics of a host in Prometheus's text format."""
-    status = store.status()
-    space, _, inodes = store_.free(store.path)
-    values = {
+def values(health):
+    """The metrics of a host: {name: number}."""
+    status = health.status
+    space, _, inodes = store_.free(health.store.path)
+    return {
         "last_run_timestamp_seconds": status.get("ended", 0),
         "last_run_success": int(status.get("state") == "ok"),
         "last_success_timestamp_seconds": status.get("last_good_time", 0),
         "last_run_duration_seconds": status.get("seconds", 0),
         "new_files": status.get("files", 0),
         "new_bytes": status.get("bytes", 0),
-        "snapshots": len(store.snapshots()),
-        "snapshots_with_gaps": len(store.with_gaps()),
+        "snapshots": len(health.good),
+        "snapshots_with_gaps": len(health.with_gaps),
         "gaps": status.get("gaps", 0),
-        "partial_snapshots": len(store.names(".partial")),
-        "damaged_files": store.damaged(),
+        "partial_snapshots": len(health.partial),
+        "damaged_files": health.damaged,
         "last_verify_timestamp_seconds": status.get("verified", 0),
         "volume_free_bytes": space,
         "volume_free_inodes_ratio": round(inodes / 100, 4),
     }
+
+
+def metrics(healths):
+    """The metrics of these hosts in the text format of Prometheus and OpenMetrics, without an end mark."""
+    found = {health.store.name: values(health) for health in healths if health.store.path.is_dir()}
     out = []
-    for name, value in values.items():
+    for name in HELP:
         full = f"itree_backup_{name}"
-        out += [f"# HELP {full} {HELP[name]}", f"# TYPE {full} gauge", f'{full}{{host="{store.name}"}} {value}']
+        out += [f"# HELP {full} {HELP[name]}", f"# TYPE {full} gauge"]
+        out += [f'{full}{{host="{host}"}} {numbers[name]}' for host, numbers in found.items()]
     return "\n".join(out) + "\n"
 
 
@@ -60,7 +71,7 @@ def publish(store, status):
         try:
             store.base.metrics.mkdir(parents=True, exist_ok=True)
             path = store.base.metrics / f"itree_backup_{store.name}.prom"
-            store_.write_file(path, metrics(store))
+            store_.write_file(path, metrics([health(store, time.time(), store.base.max_age)]))
             path.chmod(0o644)
         except OSError as err:
             return f"metrics could not be written: {err}"
@@ -81,36 +92,116 @@ def age(seconds):
     return f"{seconds:.0f} s"
 
 
-def overview(store, now, max_age, configured=True):
-    """(one line about a host, whether all is well with it). max_age is in hours.
+@dataclasses.dataclass
+class Health:
+    """How a host is. This alone decides whether all is well with it: status, page, metrics and alarms read it.
+
+    state: as in status.json, or "interrupted", "retired"; good, with_gaps, partial: names, oldest first; records: what
+    was noted of each snapshot, by name; age: seconds since the newest good one; problems: lines, none if all is well.
+    """
+
+    store: store_.Store
+    configured: bool
+    status: dict
+    state: str
+    good: list
+    with_gaps: list
+    partial: list
+    records: dict
+    age: float | None
+    problems: list
+
+    @property
+    def damaged(self):
+        """Files found damaged, summed over the snapshots; a file that several share counts in each."""
+        return sum(store_.damaged_in(record) for record in self.records.values())
+
+    @property
+    def well(self):
+        return not self.problems
+
+
+def health(store, now, max_age, configured=True):
+    """The Health of a host. now: seconds since the epoch; max_age: hours.
 
     Of a host that is not configured any more, nothing new is to come: only damage is a fault.
     """
-    status, names = store.status(), store.snapshots()
-    good = status.get("last_good_time") if names else None
-    old = now - good if good else None
+    status = store.status()
+    good, with_gaps, partial = store.listed()
+    records = {name: store.record(name) for name in sorted(good + with_gaps)}
+    last = status.get("last_good_time") if good else None
     state = status.get("state", "never run")
     # A run that was killed could not say so itself.
     if state == "running" and not is_locked(store):
         state = "interrupted"
     problems = []
-    if configured:
+    age_ = max(now - last, 0) if last else None
+    if not configured:
+        state = "retired"
+    else:
         if state not in ("ok", "running"):
             problems.append(status.get("message", "") if state != "interrupted" else "the run was cut off")
-        if good is None:
+        if age_ is None:
             problems.append("no good snapshot")
-        elif old > max_age * 3600:
+        elif age_ > max_age * 3600:
             problems.append(f"newest good snapshot is older than {max_age:g} h")
-    else:
-        state = "retired"
-    if store.damaged():
-        problems.append(f"{store.damaged()} damaged files")
+    made = Health(store, configured, status, state, good, with_gaps, partial, records, age_, problems)
+    if made.damaged:
+        problems.append(f"{made.damaged} damaged files")
     if status.get("prune_message") and configured:
         problems.append(status["prune_message"])
-    last = f"{names[-1]} ({age(max(old, 0))} ago)" if good else "-"
-    gaps = store.with_gaps()
-    line = f"{store.name:20} {state:12} {len(names):4} good  newest {last}" + f"  {len(gaps)} with gaps" * bool(gaps)
-    return line + "".join(f"\n    {p.splitlines()[0]}" for p in problems if p), not problems
+    made.problems = [p.splitlines()[0] for p in problems if p]
+    # A failure without a message is one all the same.
+    if problems and not made.problems:
+        made.problems = ["the last run failed; see the journal"]
+    return made
+
+
+def healths(base, found):
+    """The Health of each of these stores."""
+    configured, now = config.hosts(base), time.time()
+    return [health(store, now, base.max_age, store.name in configured) for store in found]
+
+
+def facts(one):
+    """A Health as a dictionary, for programs."""
+    return {**one.status, "damaged_files": one.damaged, "snapshots": one.good, "with_gaps": one.with_gaps,
+            "partial": one.partial, "retired": not one.configured, "well": one.well}  # fmt: skip
+
+
+def other_problems(base):
+    """What is wrong beside the hosts, as lines."""
+    return [f"{MISNAMED} {path}" for path in config.misnamed(base)] + [
+        f"set-up: {p}" for p in setup.problems(base.conf)
+    ]
+
+
+def short_of_space(base):
+    """Whether the volume has less free space or inodes than warn_free_percent."""
+    _, percent, inodes = store_.free(base.volume)
+    return min(percent, inodes) < base.warn_free
+
+
+def overview(one):
+    """The lines about a host that status prints; one: its Health."""
+    last = f"{one.good[-1]} ({age(one.age)} ago)" if one.age is not None else "-"
+    line = f"{one.store.name:20} {one.state:12} {len(one.good):4} good  newest {last}"
+    line += f"  {len(one.with_gaps)} with gaps" * bool(one.with_gaps)
+    return "\n    ".join([line, *one.problems])
+
+
+def forecast(healths, free, now, days=30):
+    """Days until the volume is full if it goes on filling as in the last `days`; None if not, or too little is known.
+
+    free: bytes free now. The free space noted with each snapshot makes a line, and this is where it ends.
+    """
+    since = now - days * 86400
+    points = [(r["ended"], r["free_bytes"]) for one in healths for r in one.records.values()
+              if r.get("free_bytes") is not None and since <= r.get("ended", 0) <= now]  # fmt: skip
+    if len({at // 86400 for at, _ in points}) < 3:
+        return None
+    slope = statistics.linear_regression(*zip(*sorted(points), strict=True)).slope
+    return free / -slope / 86400 if slope < 0 else None
 
 
 def is_locked(store):

@@ -13,7 +13,7 @@ import time
 from . import report, retention, transfer, verify, warm
 from .errors import DAMAGED, GAPS, REFUSED, BackupError, Interrupted
 from .store import GAPS as WITH_GAPS
-from .store import Flusher, Tree, check_space, check_volume, write_file
+from .store import Flusher, Tree, check_space, check_volume, free, write_file
 from .sums import Sums
 from .transfer import show
 
@@ -295,6 +295,7 @@ def fetch(base, host, store, lock_fd, status, step):
         record = {"name": name, "started": int(started), "ended": int(time.time()), "names": names,
                   "total_bytes": outcome.total, "new_files": found.right, "new_bytes": found.bytes,
                   "vanished": len(outcome.vanished) + len(gone), "root": lists_root(host),
+                  "free_bytes": free(store.path)[0],
                   "gaps": len(outcome.gaps), "gap_list": told(outcome.gaps), "left_out": store.left_out(),
                   "lost_attributes": told({f"{n.removeprefix(f'{dest}/')}: {a}": why
                                            for (n, a), why in outcome.lost.items()})}  # fmt: skip

@@ -8,6 +8,7 @@ in itree-backup/ of the EFI system partition.
     itree-backup.ssh-key         ssh/id
     itree-backup.known-hosts     ssh/known_hosts
     itree-backup.host.NAME       hosts.d/NAME.conf
+    itree-backup.page-password   page/password, as a hash
     ssh.authorized_keys.root     /root/.ssh/authorized_keys, from the EFI system partition
 
 What a credential brings replaces the file of that name; other files stay.
@@ -31,6 +32,7 @@ ESP = pathlib.Path("/efi/itree-backup")
 ROOT_HOME = pathlib.Path("/root")
 ROOT_KEYS = "ssh.authorized_keys.root"
 PROBLEMS = "setup-problems"
+PAGE_PASSWORD = "itree-backup.page-password"
 
 
 def defaults(conf):
@@ -78,6 +80,10 @@ def install(conf, path):
         # Those of the other source systemd-tmpfiles puts in place.
         where = ROOT_HOME / ".ssh" / "authorized_keys"
         where.parent.mkdir(mode=0o700, exist_ok=True)
+    elif path.name == PAGE_PASSWORD:
+        page_module().set_password(conf, text_of(path).rstrip("\n"))
+        print(f"credential {path.name}: the status page has this password")
+        return
     else:
         where = target(conf, path.name)
     if where is None:
@@ -106,6 +112,8 @@ def setup(conf):
         except (BackupError, OSError) as err:
             wrong.append(f"{path}: {err}")
     try:
+        if (conf / "page" / "password").exists():
+            make_certificate(conf)
         make_key(conf)
         public = public_half(conf)
         write_file(conf / "ssh" / "id.pub", public + "\n")
@@ -143,6 +151,40 @@ def public_half(conf, name="id"):
 def authorized(public, may="-ro"):
     """The line for authorized_keys that lets a key run rsync and nothing else. may: -ro to read, -wo to write."""
     return f'restrict,command="rrsync {may} /" {public}'
+
+
+def page_module():
+    """The module of the status page. Raises BackupError if what it is made of is not installed."""
+    try:
+        from . import page  # noqa: PLC0415
+    except ImportError as err:
+        raise BackupError(f"the status page cannot run: {err}. Install python3-flask, python3-flask-httpauth and "
+                          "gunicorn", USAGE) from err  # fmt: skip
+    return page
+
+
+def make_certificate(conf):
+    """Make key and certificate of the status page, unless they are there. Raises BackupError or OSError."""
+    page = conf / "page"
+    key, cert = page / "key.pem", page / "cert.pem"
+    page.mkdir(mode=0o700, exist_ok=True)
+    # A power cut can leave a file without its contents.
+    if all(path.exists() and path.read_text().startswith("-----BEGIN") for path in (key, cert)):
+        return
+    name = os.uname().nodename
+    made = [path.with_name(f".{path.name}.made") for path in (key, cert)]
+    call("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+         "-days", "3650", "-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}",
+         "-keyout", made[0], "-out", made[1])  # fmt: skip
+    for fresh, path in zip(made, (key, cert), strict=True):
+        write_file(path, fresh.read_text())
+        fresh.unlink()
+
+
+def start_page():
+    """Have systemd listen for the status page, and end one that knows the old password."""
+    call("systemctl", "start", "itree-backup-page.socket")
+    call("systemctl", "try-restart", "itree-backup-page.service")
 
 
 def note_problems(conf, wrong):

@@ -24,7 +24,7 @@ import subprocess
 import time
 
 from . import config
-from .errors import BUSY, FAILED, SPACE, BackupError
+from .errors import BUSY, FAILED, SPACE, USAGE, BackupError
 
 MARKER = ".itree-backup-volume"
 GAPS = ".gaps"  # ends the name of a snapshot that lacks what the client could not give
@@ -166,6 +166,17 @@ class Store:
         """Both, oldest first, as the directories are named."""
         return sorted(self.snapshots() + self.with_gaps())
 
+    def listed(self):
+        """(good, with gaps, partial): names of snapshots() and with_gaps(), and of partial ones, by one look."""
+        try:
+            found = os.listdir(self.path)
+        except FileNotFoundError:
+            return [], [], []
+        good = sorted(n for n in found if NAME.fullmatch(n))
+        gaps = sorted(n for n in found if n.endswith(GAPS) and NAME.fullmatch(n.removesuffix(GAPS)))
+        partial = (n.removesuffix(".partial") for n in found if n.endswith(".partial"))
+        return good, gaps, sorted(n for n in partial if NAME.fullmatch(n))
+
     def find(self, name):
         """The snapshot an admin names: its full name, the beginning of one, or `latest`, the newest good one."""
         good, have = self.snapshots(), self.every()
@@ -289,8 +300,7 @@ class Store:
 
     def damaged(self):
         """Files found damaged, summed over the snapshots that are there; a file that several share counts in each."""
-        records = [self.record(name) for name in self.every()]
-        return sum(r.get("damaged_files", len(r.get("damaged", ()))) for r in records)
+        return sum(damaged_in(self.record(name)) for name in self.every())
 
     def held(self):
         """Why nothing is pruned until a person says so; an empty text if nothing is held."""
@@ -312,6 +322,23 @@ class Store:
 
     def write_status(self, status):
         write_file(self.meta / "status.json", json.dumps(status, indent=1, sort_keys=True) + "\n")
+
+
+def damaged_in(record):
+    """Number of damaged files that the record of a snapshot tells of."""
+    return record.get("damaged_files", len(record.get("damaged", ())))
+
+
+def stores(base, name=None):
+    """The hosts that are configured or have a directory, or one of them. Raises BackupError."""
+    if name:
+        store = Store(base, name)
+        if not store.path.is_dir() and name not in config.hosts(base):
+            raise BackupError(f"there is no host '{name}', neither configured nor on the volume", USAGE)
+        return [store]
+    check_volume(base)
+    found = {n for n in os.listdir(base.volume) if (base.volume / n / ".itree-backup").is_dir()}
+    return [Store(base, n) for n in sorted(found | set(config.hosts(base)))]
 
 
 def state_directory():
@@ -405,7 +432,12 @@ class Tree:
     def open(self, path):
         fd, name = self.parent(path)
         # O_NONBLOCK: a fifo that took the place of a file must not hold the run up.
-        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NOATIME | os.O_NONBLOCK, dir_fd=fd)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            return os.open(name, flags | os.O_NOATIME, dir_fd=fd)
+        except PermissionError:
+            # Only the owner may leave the access time alone, and the status page is not root.
+            return os.open(name, flags, dir_fd=fd)
 
     def unlink(self, path):
         fd, name = self.parent(path)

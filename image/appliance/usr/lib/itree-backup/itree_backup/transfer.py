@@ -125,7 +125,7 @@ class Outcome:
 
 def show(path):
     """A path, or a line of rsync with one in it, as a line for people."""
-    return os.fsdecode(path).encode("utf-8", "backslashreplace").decode().replace("\n", "\\n")
+    return os.fsencode(path).decode("utf-8", "backslashreplace").replace("\n", "\\n")
 
 
 def unescape(name):

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""What the console of the machine shows before anybody logs in."""
+
+import json
+import pathlib
+
+from . import config, report, setup, store
+from .errors import BackupError
+
+PAGE_PORT = 8443  # as in itree-backup-page.socket
+HOST_KEY = pathlib.Path("/etc/ssh/ssh_host_ed25519_key.pub")
+
+
+def addresses():
+    """Addresses of this machine that others may reach, as strings; none if it has no network."""
+    try:
+        links = json.loads(setup.call("ip", "-json", "address", "show", "scope", "global"))
+    except (BackupError, OSError, ValueError):
+        return []
+    return [address["local"] for link in links for address in link.get("addr_info", ())
+            if "local" in address]  # fmt: skip
+
+
+def page_lines(conf):
+    """Where the status page is, as lines."""
+    if not (conf / "page" / "password").exists():
+        return ["status page:  off, until it has a password: itree-backup password"]
+    where = [f"https://{f'[{a}]' if ':' in a else a}:{PAGE_PORT}/" for a in addresses()] or ["no network yet"]
+    printed = setup.call("openssl", "x509", "-noout", "-fingerprint", "-sha256", "-in", conf / "page" / "cert.pem")
+    return [
+        f"status page:  {' '.join(where)}  (user admin)",
+        f"certificate:  SHA-256 {printed.strip().partition('=')[2]}",
+    ]
+
+
+def lines(base):
+    """What the console shows: where the appliance is reached, what proves that it is the one, and how the hosts are."""
+    found = [f"address:      {' '.join(addresses()) or 'no network yet'}"]
+    if HOST_KEY.exists():
+        found.append(f"ssh host key: {setup.call('ssh-keygen', '-l', '-f', HOST_KEY).split()[1]}")
+    found += page_lines(base.conf)
+    names = config.hosts(base)
+    if not names:
+        return [*found, "no hosts yet: itree-backup add HOST PATH..."]
+    try:
+        healths = report.healths(base, store.stores(base))
+    except (BackupError, OSError) as err:
+        return [*found, f"backup volume: {err}"]
+    unwell = [one for one in healths if not one.well]
+    found.append(f"hosts:        {len(healths) - len(unwell)} of {len(healths)} well" + ":" * bool(unwell))
+    found += [f"  {one.store.name}: {one.problems[0]}" for one in unwell[:5]]
+    return found + [f"  and {len(unwell) - 5} more: itree-backup status"] * (len(unwell) > 5)
