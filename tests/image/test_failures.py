@@ -471,7 +471,7 @@ def test_told(backed):
     said = appliance("notify", "mx1", ok=(1,))
     assert "nobody could be told by webhook" in said and "it is kept" in said
     appliance.settings()
-    assert "neither [notify]" in appliance("notify", "mx1")
+    assert "[notify] has neither" in appliance("notify", "mx1")
 
 
 class Hook:
@@ -481,6 +481,7 @@ class Hook:
         self.got = got = []
 
         self.answers = answers = []  # codes of the next answers; then 204
+        self.beats = beats = []  # addresses that were fetched
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self):
@@ -489,6 +490,11 @@ class Hook:
                 if code == 204:
                     got.append(told)
                 self.send_response(code)
+                self.end_headers()
+
+            def do_GET(self):
+                beats.append(self.path)
+                self.send_response(answers.pop(0) if answers else 200)
                 self.end_headers()
 
             def log_message(self, *_):
@@ -522,6 +528,42 @@ def test_message_that_is_refused_once_is_sent_again(backed, hook):
     assert "delivered: " in appliance("notify", "--pending")
     assert [t["message"] for t in hook.got] == ["the second", "the first"]
     assert appliance("notify", "--pending") == "" and len(hook.got) == 2
+
+
+def test_apprise_reaches_the_rest_of_the_world(backed, hook):
+    """Its addresses have passwords in them: they are on no command line. What fails is kept, as for the other ways."""
+    appliance, *_ = backed
+    address = f"json://127.0.0.1:{hook.server.server_address[1]}/"
+    appliance.settings(f"[notify]\napprise =\n    {address}?method=POST\n")
+    log = appliance.top / "exec"
+    run("strace", "-f", "-s", "1000", "-e", "trace=execve", "-o", log, *appliance.argv("notify", "mx1"),
+        env={**os.environ, "STATE_DIRECTORY": f"{appliance.top}/state"})  # fmt: skip
+    assert hook.got[0]["title"] == "backup of mx1: ok" and "newest good snapshot" in hook.got[0]["message"]
+    assert "apprise" in log.read_text() and "json://" not in log.read_text()
+    hook.answers[:] = [503]
+    assert "it is kept" in appliance("notify", "mx1", ok=(1,))
+    assert "delivered: backup of mx1: ok: apprise (1 services)" in appliance("notify", "--pending")
+    assert len(hook.got) == 2
+
+
+def test_heartbeat_stops_when_something_is_wrong(backed, hook):
+    appliance, *_ = backed
+    address = f"http://127.0.0.1:{hook.server.server_address[1]}"
+    appliance.settings(f"[notify]\nheartbeat = {address}/all\n")
+    config = appliance.conf / "hosts.d" / "mx1.conf"
+    config.write_text(config.read_text() + f"heartbeat = {address}/mx1\n")
+    appliance("run", "mx1")
+    appliance("status")
+    appliance("status", "--beat")
+    assert hook.beats == ["/mx1", "/all"]
+    # A monitor that is down costs no backup.
+    hook.answers[:] = [503]
+    assert "heartbeat: HTTP Error 503" in appliance("run", "mx1")
+    del hook.beats[:]
+    appliance.servers.kill("rsync")
+    appliance("run", "mx1", ok=(5,))
+    appliance("status", "--beat", ok=(1,))
+    assert hook.beats == []
 
 
 def test_two_alarms_of_one_night_are_both_told(backed, hook):

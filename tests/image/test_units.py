@@ -19,7 +19,7 @@ EXPOSURE = {
     "backup-failure@.service": 3.2,
     "backup-alarm.service": 3.2,
     "backup-notify.service": 3.2,
-    "backup-watch.service": 2.0,
+    "backup-watch.service": 2.4,
     "backup-verify.service": 2.0,
     "itree-check.service": 3.2,
     "itree-backup-page.service": 2.0,

@@ -80,6 +80,7 @@ def parser():
     made = add("status", "say how all hosts are; exit code 1 if one is not well", host=False)
     made.add_argument("host", metavar="HOST", nargs="?")
     made.add_argument("--json", action="store_true", help="everything that is known, for programs")
+    made.add_argument("--beat", action="store_true", help="send [notify] heartbeat if all is well")
     made = add("notify", "tell of a host's last run, or how all are, by mail and webhook", host=False)
     made.add_argument("host", metavar="HOST", nargs="?")
     made.add_argument("--message", metavar="TEXT", help="tell this instead")
@@ -262,6 +263,10 @@ def cmd_status(base, args):
         return 0 if all(h.well for h in healths) and not (misnamed or wrong) else 1
     lines, well = status_lines(base, healths)
     print("\n".join(lines))
+    if well and args.beat and base.heartbeat:
+        missed = outbox.beat(base.heartbeat)
+        if missed:
+            print(missed, file=sys.stderr)
     return 0 if well else 1
 
 

@@ -23,14 +23,14 @@ LISTS = ("paths", "exclude")  # keys whose value is a list, one a line
 GLOBAL = {
     "volume": {"directory", "min_free_percent", "min_free_inodes_percent"},
     "keep": {"last", "daily", "weekly", "monthly"},
-    "notify": {"mail_to", "webhook"},
+    "notify": {"mail_to", "webhook", "apprise", "heartbeat"},
     "metrics": {"directory"},
     "status": {"max_age_hours", "warn_free_percent"},
     "hold": {"fall_percent"},
 }
 PER_HOST = {
     "host": {"address", "port", "method", "user", "paths", "exclude", "bandwidth", "compress", "timeout",
-             "one_file_system", "password_file"},
+             "one_file_system", "password_file", "heartbeat"},
     "keep": GLOBAL["keep"],
     "hold": GLOBAL["hold"],
 }  # fmt: skip
@@ -48,6 +48,8 @@ class Settings:
     keep: dict
     mail_to: str
     webhook: str
+    apprise: list
+    heartbeat: str
     metrics: pathlib.Path | None
     max_age: float  # hours
     warn_free: float
@@ -72,6 +74,7 @@ class Host:
     password_file: str
     keep: dict
     fall: float
+    heartbeat: str
 
 
 def check_name(name):
@@ -152,6 +155,13 @@ class Values:
             self.wrong(key, "yes or no")
         return {"": default, "yes": True, "no": False}[text]
 
+    def web_address(self, key):
+        """An http or https address, or an empty text."""
+        value = self.text(key)
+        if value and not re.fullmatch(r"https?://\S+", value):
+            self.wrong(key, "an http or https address")
+        return value
+
     def word(self, key, default, pattern, what):
         value = self.text(key) or default
         if value and not pattern.fullmatch(value):
@@ -186,9 +196,6 @@ def settings(conf):
     # ssh's options and rsync's --rsh are split at spaces.
     if re.search(r"\s", str(conf)):
         raise BackupError(f"{conf}: the configuration directory cannot have spaces in its name", USAGE)
-    webhook = notify.text("webhook")
-    if webhook and not re.match(r"https?://", webhook):
-        notify.wrong("webhook", "an http or https address")
     return Settings(
         conf=conf,
         volume=pathlib.Path(directory),
@@ -196,7 +203,9 @@ def settings(conf):
         min_free_inodes=volume.number("min_free_inodes_percent", 5, 0, 90, float),
         keep=keep_of(path, found.get("keep", {}), {"last": 3, "daily": 14, "weekly": 8, "monthly": 12}),
         mail_to=notify.text("mail_to"),
-        webhook=webhook,
+        webhook=notify.web_address("webhook"),
+        apprise=notify.lines("apprise"),
+        heartbeat=notify.web_address("heartbeat"),
         metrics=pathlib.Path(metrics) if metrics else None,
         max_age=status.number("max_age_hours", 36, 1, 10000, float),
         warn_free=status.number("warn_free_percent", 10, 0, 90, float),
@@ -257,6 +266,7 @@ def parse_host(base, name, path, text=None):
         password_file=values.text("password_file"),
         keep=keep_of(path, found.get("keep", {}), base.keep),
         fall=fall_of(path, found.get("hold", {}), base.fall),
+        heartbeat=values.web_address("heartbeat"),
     )
 
 

@@ -249,7 +249,7 @@ def tell(base, subject, text, facts):
     if wrong:
         later = "; it is kept, and sent again every ten minutes (backup-notify.timer)" if kept else ""
         raise BackupError(f"{subject}; nobody could be told by {'; '.join(wrong)}{later}")
-    return f"{subject}; told by {', '.join(done) or 'nobody: neither [notify] mail_to nor webhook is set'}"
+    return f"{subject}; told by {', '.join(done) or 'nobody: [notify] has neither mail_to, webhook nor apprise'}"
 
 
 def name_of(code):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from . import report, retention, transfer, verify, warm
+from . import outbox, report, retention, transfer, verify, warm
 from .errors import DAMAGED, GAPS, REFUSED, BackupError, Interrupted
 from .store import GAPS as WITH_GAPS
 from .store import Flusher, Tree, check_space, check_volume, free, write_file
@@ -366,6 +366,9 @@ def backup(base, host, store, wait):
             finish(store, status)
     if status["prune_message"]:
         raise BackupError(f"the snapshot is good, but: {status['prune_message']}")
+    missed = outbox.beat(host.heartbeat) if host.heartbeat else ""
+    if missed:
+        say(f"{store.name}: {missed}")
 
 
 def finish(store, status):
