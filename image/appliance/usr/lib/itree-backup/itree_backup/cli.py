@@ -69,6 +69,11 @@ def parser():
     made.add_argument("host", metavar="HOST", nargs="?", help="default: all hosts, newest snapshot of each")
     made.add_argument("snapshot", metavar="SNAPSHOT", nargs="?", help="default: the newest")
     made.add_argument("--all", action="store_true", help="all snapshots; a file they share is read once")
+    made.add_argument(
+        "--rolling",
+        action="store_true",
+        help="files of all snapshots that were not read for longest: daily, all within [verify] cycle_days",
+    )
     made.add_argument("--adopt", action="store_true", help="take files of which nothing is known as right")
     made = add("sums", "write what the client sent as md5sum(1) has it, for checking by other means")
     made.add_argument("snapshot", metavar="SNAPSHOT")
@@ -176,13 +181,18 @@ def cmd_verify(base, args):
     busy = []
     for store in stores(base, args.host):
         names = store.every()
+        if args.snapshot and args.rolling:
+            raise BackupError("--rolling chooses the files itself: name no snapshot", USAGE)
         if args.snapshot or (names and not args.all):
             names = [store.find(args.snapshot)]
         if not names:
             print(f"{store.name}: there is no good snapshot yet")
             continue
         try:
-            found = run.verify_host(store, names, args.adopt)
+            if args.rolling:
+                found = run.verify_due(store, base.cycle)
+            else:
+                found = run.verify_host(store, names, args.adopt)
         except BackupError as err:
             if err.code != BUSY or args.host:
                 raise

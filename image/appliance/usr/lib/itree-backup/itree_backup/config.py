@@ -27,12 +27,14 @@ GLOBAL = {
     "metrics": {"directory"},
     "status": {"max_age_hours", "warn_free_percent"},
     "hold": {"fall_percent"},
+    "verify": {"cycle_days", "checksum_days"},
 }
 PER_HOST = {
     "host": {"address", "port", "method", "user", "paths", "exclude", "bandwidth", "compress", "timeout",
              "one_file_system", "password_file", "heartbeat"},
     "keep": GLOBAL["keep"],
     "hold": GLOBAL["hold"],
+    "verify": {"checksum_days"},
 }  # fmt: skip
 
 
@@ -54,6 +56,8 @@ class Settings:
     max_age: float  # hours
     warn_free: float
     fall: float  # percent of the names
+    cycle: int  # days within which each file of each snapshot is read again
+    checksum: int  # days after which a run compares by checksums; 0 is never
 
 
 @dataclasses.dataclass
@@ -75,6 +79,7 @@ class Host:
     keep: dict
     fall: float
     heartbeat: str
+    checksum: int
 
 
 def check_name(name):
@@ -181,6 +186,10 @@ def fall_of(path, values, default):
     return Values(path, "hold", values).number("fall_percent", default, 1, 100, float)
 
 
+def checksum_of(path, values, default):
+    return Values(path, "verify", values).number("checksum_days", default, 0, 10000)
+
+
 def settings(conf):
     """Read itree-backup.conf of a configuration directory."""
     conf = pathlib.Path(conf)
@@ -210,6 +219,8 @@ def settings(conf):
         max_age=status.number("max_age_hours", 36, 1, 10000, float),
         warn_free=status.number("warn_free_percent", 10, 0, 90, float),
         fall=fall_of(path, found.get("hold", {}), 50.0),
+        cycle=Values(path, "verify", found.get("verify", {})).number("cycle_days", 28, 2, 10000),
+        checksum=checksum_of(path, found.get("verify", {}), 0),
     )
 
 
@@ -267,6 +278,7 @@ def parse_host(base, name, path, text=None):
         keep=keep_of(path, found.get("keep", {}), base.keep),
         fall=fall_of(path, found.get("hold", {}), base.fall),
         heartbeat=values.web_address("heartbeat"),
+        checksum=checksum_of(path, found.get("verify", {}), base.checksum),
     )
 
 

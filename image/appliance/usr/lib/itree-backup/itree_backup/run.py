@@ -13,7 +13,7 @@ import time
 from . import outbox, report, retention, transfer, verify, warm
 from .errors import DAMAGED, GAPS, REFUSED, BackupError, Interrupted
 from .store import GAPS as WITH_GAPS
-from .store import Flusher, Tree, check_space, check_volume, free, write_file
+from .store import Flusher, Tree, check_space, check_volume, damaged_in, free, write_file
 from .sums import Sums
 from .transfer import show
 
@@ -122,11 +122,11 @@ def copy_full(base, fresh, sums):
     return len(found)
 
 
-def transfer_all(base, host, store, name, linked, sums, lock_fd):
+def transfer_all(base, host, store, name, linked, sums, lock_fd, checksums=False):
     """The first, whole transfer of a run into NAME.partial, which is empty; its Outcome."""
     dest = store.path / f"{name}.partial"
     try:
-        return transfer.transfer(base, host, dest, linked, store, name, lock_fd)
+        return transfer.transfer(base, host, dest, linked, store, name, lock_fd, checksums=checksums)
     except transfer.TooManyLinks as err:
         say(f"{err}; beginning anew, with copies of such files")
     store.remove(name, ".partial")
@@ -136,7 +136,7 @@ def transfer_all(base, host, store, name, linked, sums, lock_fd):
     try:
         copied = sum(copy_full(path, fresh, sums) for path in linked[-1:])
         say(f"{store.name}: {copied} files copied")
-        return transfer.transfer(base, host, dest, [fresh, *linked], store, name, lock_fd)
+        return transfer.transfer(base, host, dest, [fresh, *linked], store, name, lock_fd, checksums=checksums)
     finally:
         shutil.rmtree(fresh)
 
@@ -267,9 +267,11 @@ def fetch(base, host, store, lock_fd, status, step):
         if good:
             step("looking at the last snapshot")
             warm.warm(good[0], store.name)
-        step("fetching")
+        # By size and time alone, rsync takes a file for unchanged that a program changed and gave its old time.
+        checksums = bool(host.checksum) and started - status.get("checksummed", 0) >= host.checksum * 86400 - 43200
+        step("fetching, comparing by checksums" if checksums else "fetching")
         try:
-            outcome = transfer_all(base, host, store, name, [*partials, *good], sums, lock_fd)
+            outcome = transfer_all(base, host, store, name, [*partials, *good], sums, lock_fd, checksums)
         except BaseException:
             if not any(dest.iterdir()):
                 # The client was not even reached: nothing to resume.
@@ -307,6 +309,8 @@ def fetch(base, host, store, lock_fd, status, step):
         watch_fall(store, host, names, outcome.total)
         if not outcome.gaps:
             status.update(last_good=name, last_good_time=record["ended"])
+            if checksums:
+                status["checksummed"] = int(started)
         what = "has gaps" if outcome.gaps else "is good"
         say(f"{store.name}: {name} {what}: {names} names, {found.right} new files, {found.bytes >> 20} MiB, read back")
         remark(store, record)
@@ -404,6 +408,38 @@ def prune(store, host):
     return ""
 
 
+def verify_due(store, cycle):
+    """Read the files of a host that are due; cycle: days within which each is to be read. Returns Found of them."""
+    now, total = time.time(), verify.Found()
+    with store.lock(), contextlib.closing(Sums(store.meta / "sums.sqlite")) as sums:
+        due = sums.due(cycle, now)
+        number = len(due)
+        for name in reversed(store.every()):
+            if not due:
+                break
+            found = verify.snapshot(store.path / name, sums, now, False, f"{store.name} {name}", due)
+            if found.wrong:
+                # What was found before stays told, until a verification of the whole snapshot finds none.
+                record = store.record(name)
+                old = record.get("damaged", [])
+                new = [line for line in found.bad if line not in old]
+                known = len(found.bad) - len(new)
+                record.update(damaged=(old + new)[:100], damaged_files=damaged_in(record) + found.wrong - known)
+                write_file(store.record_path(name), json.dumps(record, indent=1, sort_keys=True) + "\n")
+            total.add(found, name)
+        # These are of snapshots that were removed. Left in, they would be due each day, before what is there. An
+        # interrupted run keeps its own.
+        for name in store.names(".partial") if due else ():
+            with contextlib.closing(Tree(store.path / f"{name}.partial")) as tree:
+                due -= {entry.inode() for _, entry in tree.walk()}
+        for ino in due:
+            sums.forget(ino)
+        sums.commit()
+        say(f"{store.name}: {total.right} of {number - len(due)} files that were due are right, {total.wrong} damaged")
+        finish(store, {**store.status(), "verified": int(now), "damaged_files": store.damaged()})
+    return total
+
+
 def verify_host(store, names, adopt):
     """Read snapshots and compare; returns Found of all. What is damaged is noted in the record of the snapshot."""
     since, total = time.time(), verify.Found()
@@ -417,9 +453,7 @@ def verify_host(store, names, adopt):
                 write_file(store.record_path(name), json.dumps(record, indent=1, sort_keys=True) + "\n")
                 say(f"{store.name} {name}: {found.right + found.skipped} files right, {found.wrong} damaged, "
                     f"{found.unknown} of which nothing is known")  # fmt: skip
-                for key in ("right", "wrong", "unknown", "skipped", "bytes"):
-                    setattr(total, key, getattr(total, key) + getattr(found, key))
-                total.bad += [f"{name}/{line}" for line in found.bad]
+                total.add(found, name)
         finally:
             sums.close()
             status = {**store.status(), "verified": int(time.time()), "damaged_files": store.damaged()}

@@ -96,6 +96,22 @@ class Sums:
         row = self.guard(lambda: self.db.execute(query, (ino,)).fetchone())
         return row[1:] if row and row[0] == gen else None
 
+    def due(self, cycle, now):
+        """Inodes to read now so that, asked once a day, each is read within `cycle` days; at least 2.
+
+        The same number is due each day, those read longest ago first: what one long run brought is not all due on one
+        day. More are due if days were missed. now: seconds since the epoch.
+        """
+        total = self.guard(lambda: self.db.execute("select count(*) from sums").fetchone()[0])
+        share = -(-total // (cycle - 1))
+        late = int(now) - (cycle - 1) * 86400
+        # A date in the future is of a clock that was wrong: as good as never.
+        order = "order by case when checked > ?1 then 0 else checked end limit ?2"
+        rows = self.guard(lambda: self.db.execute(f"select ino from sums {order}", (int(now), share)).fetchall())
+        query = "select ino from sums where checked <= ?1 or checked > ?2"
+        rows += self.guard(lambda: self.db.execute(query, (late, int(now))).fetchall())
+        return {ino for (ino,) in rows}
+
     def put(self, ino, gen, md5, checked, bad=False):
         """Note what was read; durable after commit()."""
         values = (ino, gen, md5, int(checked), int(bad))

@@ -195,11 +195,11 @@ LISTED = {
 }
 
 
-def command(base, host, dest, link_dests, parts, listed=None, kind="names", left_out=()):
+def command(base, host, dest, link_dests, parts, listed=None, kind="names", left_out=(), checksums=False):
     """The whole rsync command into dest; files like those below link_dests become links to them.
 
     listed: a file of names, each ended by a 0, that alone are fetched; kind: a key of LISTED. left_out: names of
-    attributes.
+    attributes. checksums: a file is like another if its data is, not if size and time are.
     """
     argv = ["rsync", "-aHAX", "--numeric-ids", "--relative", "--8-bit-output", "--no-human-readable", "--stats",
             # Holes stay holes. rsync prints the names that its list has twice.
@@ -214,6 +214,8 @@ def command(base, host, dest, link_dests, parts, listed=None, kind="names", left
     if listed:
         argv += ["--from0", f"--files-from={listed}", *LISTED[kind]]
     argv += [f"--filter=-x {name}" for name in left_out]
+    if checksums:
+        argv.append("--checksum")
     if host.one_file_system:
         argv.append("--one-file-system")
     if host.bandwidth:
@@ -358,12 +360,12 @@ def lines_of(proc, on_error):
                         yield line
 
 
-def transfer(base, host, dest, link_dests, store, name, lock_fd, listed=None, kind="names"):
+def transfer(base, host, dest, link_dests, store, name, lock_fd, listed=None, kind="names", checksums=False):
     """Fetch a host into dest, noting sums in the store. Returns an Outcome; raises BackupError.
 
     dest must be empty, or have none of the files listed: rsync changes owner
     and mode of a file it finds there in place, and that file may be a link to
-    one of a good snapshot. listed, kind: as in command(); more of the same run.
+    one of a good snapshot. listed, kind, checksums: as in command(); listed is more of the same run.
     """
     outcome, said, others, twice = Outcome(second=kind in ("files", "below")), [], [], set()
     paths = None
@@ -372,7 +374,7 @@ def transfer(base, host, dest, link_dests, store, name, lock_fd, listed=None, ki
         paths = store.meta / f"{name}.paths"
         paths.write_bytes(names_of(host))
     argv = command(base, host, dest, link_dests, store.meta / "parts", listed or paths, "trees" if paths else kind,
-                   store.left_out())  # fmt: skip
+                   store.left_out(), checksums)  # fmt: skip
 
     def on_error(line):
         if not outcome.take(line) and line.startswith(("rsync", "ERROR")):

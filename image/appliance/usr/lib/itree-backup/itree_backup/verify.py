@@ -32,6 +32,12 @@ class Found:
     bad: list = dataclasses.field(default_factory=list)
     on_wrong: Callable | None = None  # called with the path of each
 
+    def add(self, other, name):
+        """Add what was found in a snapshot of that name."""
+        for key in ("right", "wrong", "unknown", "skipped", "bytes"):
+            setattr(self, key, getattr(self, key) + getattr(other, key))
+        self.bad += [f"{name}/{line}" for line in other.bad]
+
     def note_wrong(self, path, why):
         self.wrong += 1
         if self.on_wrong:
@@ -200,16 +206,32 @@ def count(root):
         tree.close()
 
 
-def snapshot(root, sums, since, adopt, what):
+def chosen(tree, only):
+    """(path,) of the regular files of a tree; of those in `only`, a set of inodes, if there is one.
+
+    What is given is taken out of `only`, and the walk ends when nothing is left in it.
+    """
+    for path, entry in tree.walk():
+        if not entry.is_file(follow_symlinks=False):
+            continue
+        if only is not None:
+            if entry.inode() not in only:
+                continue
+            only.discard(entry.inode())
+        yield (path,)
+        if only is not None and not only:
+            return
+
+
+def snapshot(root, sums, since, adopt, what, only=None):
     """Read every file of a snapshot and compare. Files whose inode was read since `since` are not read again.
 
-    adopt: files that nothing is known of get a record of what they are now.
-    Returns Found.
+    adopt: files that nothing is known of get a record of what they are now. only: a set of inodes that alone are read;
+    those that are in this snapshot are taken out of it. Returns Found.
     """
     found, tree, progress = Found(), Tree(root), Progress(what)
     try:
-        regular = ((path,) for path, entry in tree.walk() if entry.is_file(follow_symlinks=False))
-        for window in windows(regular, tree):
+        for window in windows(chosen(tree, only), tree):
             for ino, path in window:
                 key = identity(tree, path)
                 known = sums.get(*key) if key else None
