@@ -530,6 +530,30 @@ def test_message_that_is_refused_once_is_sent_again(backed, hook):
     assert appliance("notify", "--pending") == "" and len(hook.got) == 2
 
 
+def test_hosts_take_turns(backed):
+    """One at a time: the second begins when the first has ended, however that ends."""
+    appliance, mail, _ = backed
+    (appliance.conf / "itree-backup.conf").write_text(
+        (appliance.conf / "itree-backup.conf").read_text().replace("[volume]\n", "[volume]\nat_once = 1\n")
+    )
+    night(mail, 300, 5)
+    slow(appliance, more="bandwidth = 500\n")
+    appliance.host("mx2", "rsyncd", appliance.number, "mail")
+    env = {**os.environ, "STATE_DIRECTORY": f"{appliance.top}/state"}
+    first = subprocess.Popen([str(a) for a in appliance.argv("run", "mx1")], stdout=subprocess.PIPE, text=True, env=env)
+    turns = appliance.top / "state" / "turns" / "0"
+    while run("flock", "-n", turns, "true", ok=None)[0] == 0:
+        assert first.poll() is None, first.stdout.read()
+    second = subprocess.Popen(
+        [str(a) for a in appliance.argv("run", "mx2")], stdout=subprocess.PIPE, text=True, env=env
+    )
+    assert "waiting for one of 1 other backups" in second.stdout.readline()
+    assert first.poll() is None
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    assert " is good: " in second.communicate(timeout=120)[0]
+
+
 def test_apprise_reaches_the_rest_of_the_world(backed, hook):
     """Its addresses have passwords in them: they are on no command line. What fails is kept, as for the other ways."""
     appliance, *_ = backed

@@ -137,6 +137,70 @@ def test_backup_over_ssh(booted):
     well(booted)
 
 
+# Fetches an address of the status page with a password, or none: prints the status and the data.
+FETCH = r"""
+import base64, ssl, sys, urllib.error, urllib.request
+request = urllib.request.Request("https://127.0.0.1:8443" + sys.argv[1])
+if len(sys.argv) > 2:
+    request.add_header("Authorization", "Basic " + base64.b64encode(f"admin:{sys.argv[2]}".encode()).decode())
+context = ssl.create_default_context(cafile="/etc/itree-backup/page/cert.pem")
+context.check_hostname = False
+try:
+    answer = urllib.request.urlopen(request, context=context)
+except urllib.error.HTTPError as err:
+    answer = err
+sys.stdout.buffer.write(b"%d\n" % answer.status + answer.read())
+"""
+
+
+def test_client_is_added_seen_and_given_its_files(booted):
+    """The first hour: add a host, back it up, look at the page, download a file, restore to the client."""
+    booted(CLIENT.replace("NUMBER", "2000"))
+    booted("systemctl start itree-backup-console")
+    shown = booted("cat /run/issue.d/50-itree-backup.issue")
+    assert "ssh host key: SHA256:" in shown and "itree-backup password" in shown
+    key = booted("ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub").split()[1]
+    add = f"itree-backup add self --address localhost --fingerprint {key} /var/mailhost"
+    code, said = booted.ssh(add, ok=(0, 6))
+    if code:
+        line = next(t for t in said.splitlines() if t.startswith("restrict,"))
+        said = booted(f"echo '{line}' >> /root/.ssh/authorized_keys; {add}")
+    assert "the client answers" in said
+    assert booted("systemctl is-enabled backup@self.timer").strip() == "enabled"
+    booted("systemctl start backup@self")
+    # There is no page without a password; with one, systemd starts it when it is asked for.
+    assert booted("systemctl is-active itree-backup-page.socket", ok=(3,)).strip() == "inactive"
+    booted("echo 'open sesame' | itree-backup password")
+    booted(f"cat > /run/fetch.py <<'EOF'\n{FETCH}\nEOF")
+    assert booted("python3 /run/fetch.py /").startswith("401")
+    assert booted("python3 /run/fetch.py / 'open sesames'").startswith("401")
+    page = booted("python3 /run/fetch.py / 'open sesame'")
+    assert page.startswith("200") and "/host/self" in page
+    # systemd says when the next run is, through the sandbox.
+    assert page.count("UTC") and "\u2014</td>" not in page.split("/host/self")[1].split("</tr>")[0]
+    name = booted("ls /srv/backup/self | grep Z$").strip()
+    one = booted("ls /var/mailhost/cur | head -1").strip()
+    fetch = f"python3 /run/fetch.py /file/self/{name}/var/mailhost/cur/{one} 'open sesame'"
+    booted(f"{fetch} | tail -c +5 | cmp - /var/mailhost/cur/{one}")
+    # What the page sees is read only, and no secret of the machine is in it.
+    enter = "nsenter -m -t $(systemctl show -P MainPID itree-backup-page) --"
+    seen = booted(f"{enter} /usr/bin/find /etc -type f").split()
+    assert not [path for path in seen if "/ssh" in path or "/page/" in path or path.endswith("shadow")], seen
+    for place in ("/srv/backup", "/etc/itree-backup", "/usr", "/"):
+        assert booted.ssh(f"{enter} /usr/bin/touch {place}/x", ok=None)[0] != 0
+    booted("systemctl start itree-backup-console")
+    assert "https://" in booted("cat /run/issue.d/50-itree-backup.issue")
+    # And back: the client lets another key in, for the time being.
+    booted("cp -a /var/mailhost /var/before && rm /var/mailhost/cur/17*1.M*")
+    said = booted("itree-backup restore self latest --to self:", ok=(6,))
+    line = next(t for t in said.splitlines() if t.startswith("restrict,"))
+    booted(f"echo '{line}' >> /root/.ssh/authorized_keys")
+    assert "2000 files compared and right" in booted("itree-backup restore self latest --to self:")
+    booted("diff -r /var/before /var/mailhost && rm -r /var/before")
+    booted("itree-backup retire self")
+    well(booted)
+
+
 def test_failure_is_told(booted):
     booted("systemctl stop rsync")
     assert booted.ssh("systemctl start backup@mx1", ok=None)[0] != 0

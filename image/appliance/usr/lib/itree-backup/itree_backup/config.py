@@ -21,7 +21,7 @@ ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*|[0-9A-Fa-f:]+:[0-9A-Fa-f:.]*")
 USER = re.compile(r"[a-z_][a-z0-9_.-]*")
 LISTS = ("paths", "exclude")  # keys whose value is a list, one a line
 GLOBAL = {
-    "volume": {"directory", "min_free_percent", "min_free_inodes_percent"},
+    "volume": {"directory", "min_free_percent", "min_free_inodes_percent", "at_once"},
     "keep": {"last", "daily", "weekly", "monthly"},
     "notify": {"mail_to", "webhook", "apprise", "heartbeat"},
     "metrics": {"directory"},
@@ -47,6 +47,7 @@ class Settings:
     volume: pathlib.Path
     min_free: float
     min_free_inodes: float
+    at_once: int  # hosts that are backed up at the same time
     keep: dict
     mail_to: str
     webhook: str
@@ -210,6 +211,7 @@ def settings(conf):
         volume=pathlib.Path(directory),
         min_free=volume.number("min_free_percent", 5, 0, 90, float),
         min_free_inodes=volume.number("min_free_inodes_percent", 5, 0, 90, float),
+        at_once=volume.number("at_once", 4, 1, 1000),
         keep=keep_of(path, found.get("keep", {}), {"last": 3, "daily": 14, "weekly": 8, "monthly": 12}),
         mail_to=notify.text("mail_to"),
         webhook=notify.web_address("webhook"),

@@ -2,6 +2,7 @@
 """One backup of one host, from the lock to a snapshot that counts."""
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ import time
 from . import outbox, report, retention, transfer, verify, warm
 from .errors import DAMAGED, GAPS, REFUSED, BackupError, Interrupted
 from .store import GAPS as WITH_GAPS
-from .store import Flusher, Tree, check_space, check_volume, damaged_in, free, write_file
+from .store import Flusher, Tree, check_space, check_volume, damaged_in, free, state_directory, write_file
 from .sums import Sums
 from .transfer import show
 
@@ -323,13 +324,40 @@ def fetch(base, host, store, lock_fd, status, step):
     return record
 
 
+@contextlib.contextmanager
+def turn(base, name):
+    """Wait until fewer than [volume] at_once hosts are backed up, and count as one of them.
+
+    Each has the lock of one of so many files; the kernel gives it back however the run ends.
+    """
+    directory = state_directory() / "turns"
+    directory.mkdir(parents=True, exist_ok=True)
+    waited = False
+    with contextlib.ExitStack() as stack:
+        while True:
+            for n in range(base.at_once):
+                handle = open(directory / str(n), "a")  # noqa: SIM115
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    handle.close()
+                    continue
+                stack.enter_context(handle)
+                yield
+                return
+            if not waited:
+                say(f"{name}: waiting for one of {base.at_once} other backups to end ([volume] at_once)")
+                waited = True
+            time.sleep(1)
+
+
 def backup(base, host, store, wait):
     """Make a snapshot, then prune. Raises BackupError; status and metrics are written whatever happens.
 
     wait: seconds for what works on the host, such as a verification, to end.
     """
     check_volume(base)
-    with store.lock(wait) as lock_fd:
+    with turn(base, store.name), store.lock(wait) as lock_fd:
         began = time.time()
         status = {**store.status(), "state": "running", "began": int(began), "message": "", "pid": os.getpid()}
 
