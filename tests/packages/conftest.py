@@ -114,7 +114,7 @@ def kernel_new(work, module_key, kernel_old):
 def deb_repo(work):
     """An APT repository of the .debs but the kernel's; tar and rsync are compiled once already, for the RPMs."""
     return debhost.build(work / "deb", "e2fsprogs", "diskorder", "itree-storage-server", "ext4itree",
-                         *(PATCHED if FULL else ()))  # fmt: skip
+                         "itree-backup", *(PATCHED if FULL else ()))  # fmt: skip
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 
 import os
 import re
+import socket
 
 import debhost
 import pytest
@@ -83,7 +84,7 @@ def test_diskorder(host):
     assert host.run("mkdir /apt/x && cd /apt/x && touch a b c && diskorder ls -U | sort") == "a\nb\nc\n"
     loaded = host.run("diskorder sh -c 'echo $LD_PRELOAD'").strip()
     assert (host.root / loaded[1:]).is_file() and loaded.startswith("/usr/lib/x86_64-linux-gnu/")
-    source = '#include <diskorder.h>\nint main(void) { return !dorder_memory(); }\n'
+    source = "#include <diskorder.h>\nint main(void) { return !dorder_memory(); }\n"
     (host.root / "apt" / "x.c").write_text(source)
     host.run("cd /apt && gcc -o x.out x.c -ldiskorder && ./x.out")
     host.apt("purge", "diskorder", "libdiskorder-dev")
@@ -112,6 +113,50 @@ def test_storage_server(host):
     assert not (host.root / "usr" / "libexec" / "diskorder").exists()
     assert host.run("tar --version; rsync --version; cp --version") == stock
     assert host.run("dpkg --audit") == ""
+
+
+# A volume that is a directory, a client on the same host, a backup, and the page's password.
+BACKUP = """
+cd /apt && mkdir mail && echo text >mail/message
+rsync --daemon --no-detach --address=127.0.0.1 --port=PORT --config=/apt/rsyncd.conf & server=$!
+trap 'kill $server; wait $server' EXIT
+itree-backup setup --no-timers
+sed -i 's,^directory = /srv/backup,directory = /apt/vol,' /etc/itree-backup/itree-backup.conf
+itree-backup init
+itree-backup add mx1 mail --method rsyncd --address 127.0.0.1 --port PORT --no-timers
+itree-backup run mx1
+cmp vol/mx1/*Z/message mail/message
+itree-backup status
+echo 'open sesame' | itree-backup password --no-timers
+"""
+
+
+def test_backup_on_any_host(host):
+    """It brings nothing that formats disks, enables nothing, and backs up; what it made stays when it goes."""
+    host.apt("update")
+    said = host.apt("install", "itree-backup")
+    assert "nothing is backed up yet" in said and "itree-backup add HOST PATH" in said
+    held = host.run("dpkg -L itree-backup").split()
+    assert "/usr/bin/itree-backup" in held and not [p for p in held if re.search("volume|repart|udev|grow", p)]
+    assert host.run("find /etc/systemd -name 'backup*' -o -name 'itree-backup*'") == ""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    conf = "use chroot = no\nuid = 0\ngid = 0\n[mail]\npath = /apt/mail\n"
+    (host.root / "apt" / "rsyncd.conf").write_text(conf)
+    volume = host.root / "apt" / "vol"
+    volume.mkdir()
+    roots.call("mount", "-t", "tmpfs", "itree-test", volume)
+    try:
+        said = host.run(BACKUP.replace("PORT", str(port)))
+    finally:
+        roots.call("umount", volume)
+    assert " is good: " in said and ("https://" in said or "no network yet" in said), said
+    host.run("man -w itree-backup itree-backup.conf")
+    host.apt("purge", "itree-backup")
+    assert host.run("dpkg --audit") == ""
+    # The admin's.
+    assert (host.root / "etc" / "itree-backup" / "hosts.d" / "mx1.conf").exists()
 
 
 def test_server_wants_the_other_packages(host):

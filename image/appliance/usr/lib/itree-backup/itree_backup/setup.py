@@ -20,12 +20,13 @@ import pathlib
 import re
 import subprocess
 
-from . import config, volume
+from . import config
 from .errors import USAGE, BackupError
-from .store import state_directory, write_file
+from .store import VOLUME_TROUBLE, state_directory, write_file
 
 DEFAULTS = pathlib.Path(__file__).resolve().parents[1] / "itree-backup.conf"
 WANTS = pathlib.Path("/etc/systemd/system/timers.target.wants")
+ALWAYS = ("backup-watch.timer", "backup-notify.timer", "backup-verify.timer")
 PREFIX = "itree-backup."
 SYSTEM = pathlib.Path("/run/credentials/@system")
 ESP = pathlib.Path("/efi/itree-backup")
@@ -198,7 +199,7 @@ def note_problems(conf, wrong):
 
 def problems(conf):
     """What the last set-up found wrong, and what the search for the volume did, as lines."""
-    found = (conf / PROBLEMS, state_directory() / volume.TROUBLE)
+    found = (conf / PROBLEMS, state_directory() / VOLUME_TROUBLE)
     return [line for path in found if path.exists() for line in path.read_text().splitlines()]
 
 
@@ -210,11 +211,14 @@ def call(*argv):
 
 
 def timers(names):
-    """Switch the timers of these hosts on and those of all others off."""
+    """Switch the timers of these hosts on, and those that all need; switch those of all other hosts off."""
     there = WANTS.glob("backup@*.timer") if WANTS.is_dir() else ()
     old = {m[1] for m in (re.fullmatch(r"backup@(.+)\.timer", p.name) for p in there) if m}
     for name in sorted(old - set(names)):
         call("systemctl", "disable", "--now", f"backup@{name}.timer")
+    # An image has them enabled by its preset.
+    for unit in (unit for unit in ALWAYS if not (WANTS / unit).exists()):
+        call("systemctl", "enable", "--now", "--no-block", unit)
     for name in sorted(set(names) - old):
         # Not waited for: this runs while the machine boots.
         call("systemctl", "enable", "--now", "--no-block", f"backup@{name}.timer")

@@ -21,7 +21,7 @@ import sys
 import time
 
 from .errors import FAILED, REFUSED, USAGE, BackupError
-from .store import fsync_directory, write_file
+from .store import VOLUME_TROUBLE, fsync_directory, write_file
 
 SYS = pathlib.Path("/sys/class/block")
 DEFINITIONS = pathlib.Path(__file__).resolve().parents[1] / "repart.d"
@@ -29,7 +29,6 @@ LABEL = "itree-backup"
 TYPE = re.search(r"^Type=(\S+)", (DEFINITIONS / "50-data.conf").read_text(), re.M)[1]
 SMALLEST = 48 << 20
 STATE = pathlib.Path("/var/lib/itree-backup/volume")
-TROUBLE = "volume-trouble"  # a file beside it
 # LINK is what is mounted. udev gives it to the partition whose UUID is the name of a file in RUN, where the service
 # notes it: 61-itree-backup-volume.rules.
 LINK = pathlib.Path("/dev/disk/itree-backup")
@@ -368,7 +367,7 @@ def tell(trouble, state):
     """Say what is wrong though the volume can be used, and keep it for `itree-backup status` to show."""
     for line in trouble:
         print(f"itree-backup-volume: {line}", file=sys.stderr)
-    path = state.with_name(TROUBLE)
+    path = state.with_name(VOLUME_TROUBLE)
     if trouble:
         write_file(path, "".join(f"{line}\n" for line in trouble))
     else:
