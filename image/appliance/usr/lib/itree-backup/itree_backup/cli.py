@@ -9,7 +9,7 @@ import pathlib
 import signal
 import sys
 
-from . import client, config, console, outbox, report, restore, retention, run, setup
+from . import client, config, configcopy, console, outbox, report, restore, retention, run, setup
 from . import store as store_
 from .errors import BUSY, DAMAGED, USAGE, BackupError, Interrupted
 from .store import Store, stores
@@ -379,6 +379,8 @@ def cmd_init(base, args):
 
 def cmd_prepare(base, args):
     Store(base, args.host).prepare()
+    if configcopy.save(base):
+        print(f"{base.volume} holds a copy of {base.conf} now")
 
 
 def stop(number, _frame):

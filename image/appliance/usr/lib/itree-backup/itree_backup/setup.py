@@ -11,7 +11,8 @@ in itree-backup/ of the EFI system partition.
     itree-backup.page-password   page/password, as a hash
     ssh.authorized_keys.root     /root/.ssh/authorized_keys, from the EFI system partition
 
-What a credential brings replaces the file of that name; other files stay.
+What a credential brings replaces the file of that name; other files stay. What
+is still missing then, the first set-up takes from the backup volume.
 """
 
 import codecs
@@ -20,9 +21,9 @@ import pathlib
 import re
 import subprocess
 
-from . import config
+from . import config, configcopy
 from .errors import USAGE, BackupError
-from .store import VOLUME_TROUBLE, state_directory, write_file
+from .store import MARKER, VOLUME_TROUBLE, state_directory, write_file
 
 DEFAULTS = pathlib.Path(__file__).resolve().parents[1] / "itree-backup.conf"
 WANTS = pathlib.Path("/etc/systemd/system/timers.target.wants")
@@ -33,6 +34,7 @@ ESP = pathlib.Path("/efi/itree-backup")
 ROOT_HOME = pathlib.Path("/root")
 ROOT_KEYS = "ssh.authorized_keys.root"
 PROBLEMS = "setup-problems"
+FIRST = "first-setup"
 PAGE_PASSWORD = "itree-backup.page-password"
 
 
@@ -113,6 +115,10 @@ def setup(conf):
         except (BackupError, OSError) as err:
             wrong.append(f"{path}: {err}")
     try:
+        take_over(conf)
+    except (BackupError, OSError) as err:
+        wrong.append(f"the configuration that the backup volume holds: {err}")
+    try:
         if (conf / "page" / "password").exists():
             make_certificate(conf)
         make_key(conf)
@@ -125,6 +131,23 @@ def setup(conf):
     if not known.exists():
         write_file(known, "# Keys of the clients, as ssh-keyscan prints them once you have compared them.\n")
     return wrong
+
+
+def take_over(conf):
+    """At the first set-up that finds the backup volume, take from it what the configuration lacks.
+
+    Raises BackupError or OSError. A volume that is mounted later than the first set-up ran is looked at then.
+    """
+    marker = conf / FIRST
+    if not (conf / "ssh" / "id").exists():
+        write_file(marker, "No backup volume has been looked at for a copy of the configuration yet.\n")
+    base = config.settings(conf)
+    if not marker.exists() or not (base.volume / MARKER).exists():
+        return
+    taken = configcopy.take_over(base, DEFAULTS.read_bytes())
+    if taken:
+        print(f"taken over from the backup volume: {', '.join(taken)}")
+    marker.unlink()
 
 
 def make_key(conf, name="id"):

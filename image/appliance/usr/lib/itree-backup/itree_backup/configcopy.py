@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""A copy of the configuration on the backup volume: it survives the system disk.
+
+    VOLUME/.itree-backup-config    hosts, keys, known hosts, the page's password and certificate
+
+`prepare` brings it up to date before each backup. An appliance whose system
+disk is new, or was written anew with a newer image, takes it over at its first
+boot. The volume holds all that the clients have, and is for root alone; so is
+the copy.
+"""
+
+import os
+import shutil
+
+from .store import Flusher, check_volume, fsync_directory
+
+NAME = ".itree-backup-config"
+PARTS = ("itree-backup.conf", "hosts.d", "ssh", "page")
+
+
+def contents(top):
+    """{path: data} of the parts of a configuration; other files, and half-written ones, are left out."""
+    found = {}
+    for part in PARTS:
+        path = top / part
+        files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
+        found |= {p.relative_to(top): p.read_bytes() for p in files if p.is_file() and not p.name.startswith(".")}
+    return found
+
+
+def places(volume):
+    """Where the copy is, where a new one is made, and where the one before goes for a moment."""
+    return volume / NAME, volume / f"{NAME}.new", volume / f"{NAME}.old"
+
+
+def write(files, top):
+    """Write {path: data} below a directory, readable by root alone."""
+    for path, data in files.items():
+        where = top / path
+        where.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(where, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as handle:
+            handle.write(data)
+            handle.flush()
+            os.fsync(handle.fileno())
+
+
+def save(base):
+    """Bring the copy up to date. Returns whether it was not. A power cut leaves the old one or the new one."""
+    check_volume(base)
+    place, fresh, old = places(base.volume)
+    files = contents(base.conf)
+    if place.is_dir() and contents(place) == files:
+        return False
+    for path in (fresh, old) if place.is_dir() else (fresh,):
+        shutil.rmtree(path, ignore_errors=True)
+    fresh.mkdir(mode=0o700)
+    write(files, fresh)
+    flusher = Flusher(base.volume)
+    try:
+        flusher.flush()
+    finally:
+        flusher.close()
+    if place.is_dir():
+        place.rename(old)
+    fresh.rename(place)
+    fsync_directory(base.volume)
+    shutil.rmtree(old, ignore_errors=True)
+    return True
+
+
+def take_over(base, defaults):
+    """Put the files of the copy where the configuration has none; returns their paths below it.
+
+    defaults: the configuration file that a first boot writes. It counts as none.
+    """
+    place, _, old = places(base.volume)
+    source = next((path for path in (place, old) if path.is_dir()), None)
+    if not source:
+        return []
+    mine = contents(base.conf)
+    if not any(path.parent.name == "hosts.d" for path in mine):
+        # Nobody has been given the key that a set-up without the volume made.
+        mine = {path: data for path, data in mine.items() if path.name not in ("id", "id.pub")}
+    files = {path: data for path, data in contents(source).items()
+             if path not in mine or (str(path) == "itree-backup.conf" and mine[path] == defaults)}  # fmt: skip
+    write(files, base.conf)
+    return sorted(map(str, files))
