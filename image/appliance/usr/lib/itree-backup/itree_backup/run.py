@@ -220,22 +220,37 @@ def check_links(store, host, name):
                                   "link alone: name the directory it points to", REFUSED)  # fmt: skip
 
 
-def watch_fall(store, host, names, total):
-    """Hold the older snapshots if much went at once: a disk that is not mounted, or a client that was wiped.
+def kept_share(old, new):
+    """Of the files that two records of snapshots could share, the part from 0 to 1 that the newer one took over."""
+    both = min(old.get("files", 0), new["files"])
+    return max(new["files"] - new["new_files"], 0) / both if both >= FEW else 1.0
 
-    names, total: of the new snapshot, total in bytes. They are compared with those of the newest good snapshot, and
-    while snapshots are held with those of the one before the fall.
+
+def watch_fall(store, host, new, last):
+    """Hold the older snapshots if much went or changed at once: a disk that is not mounted, a client that was wiped or
+    encrypted.
+
+    new: the record of the new snapshot; last: name of the newest good one before it. They are compared, and while
+    snapshots are held, the new one with what there was before the fall. What went may come back, which ends the hold;
+    what was changed does not, so only `accept` ends that one.
     """
-    last = store.status().get("last_good", "")
-    record = store.record(last)
-    before = store.held_for() or {"names": record.get("names", 0), "bytes": record.get("total_bytes", 0)}
-    rows = (("names", before["names"], names, FEW), ("bytes", before["bytes"], total, LITTLE))
-    fell = [f"{had} {what} in {last} and has {have} now" for what, had, have, few in rows
-            if have < had * (1 - host.fall / 100) and had - have >= few]  # fmt: skip
-    if fell and not store.held_for():
-        store.hold(f"the client had {' and '.join(fell)}, less than [hold] fall_percent allows", before)
-    elif store.held_for() and not fell:
+    record, held = store.record(last), store.held_for()
+    if held.get("changed"):
+        return
+    before = held or {"names": record.get("names", 0), "files": record.get("files", 0),
+                      "bytes": record.get("total_bytes", 0)}  # fmt: skip
+    now = {"names": new["names"], "files": new["files"], "bytes": new["total_bytes"]}
+    lost = [f"{had} {unit} in {last} and has {now[unit]} now" for unit, had in before.items()
+            if unit in now and had - now[unit] >= (LITTLE if unit == "bytes" else FEW)
+            and now[unit] < had * (1 - host.fall / 100)]  # fmt: skip
+    if lost and not held:
+        store.hold(f"the client had {' and '.join(lost)}, less than [hold] fall_percent allows", before)
+    elif held and not lost:
         store.hold("")
+    # Where most files change each night, there is nothing unusual in it.
+    elif not held and new["kept_share"] < record.get("kept_share", 1.0) * (1 - host.fall / 100):
+        store.hold(f"only {new['kept_share']:.0%} of the files are as in {last}, less than [hold] fall_percent "
+                   "allows", {**before, "changed": True})  # fmt: skip
 
 
 def told(found, most=1000):
@@ -296,18 +311,21 @@ def fetch(base, host, store, lock_fd, status, step):
         found, names = check(store, host, name, outcome, sums, [*partials, *good], again)
         sums.commit()
         record = {"name": name, "started": int(started), "ended": int(time.time()), "names": names,
-                  "total_bytes": outcome.total, "new_files": found.right, "new_bytes": found.bytes,
+                  "files": outcome.regular, "total_bytes": outcome.total, "new_files": found.right,
+                  "new_bytes": found.bytes,
                   "vanished": len(outcome.vanished) + len(gone), "root": lists_root(host),
                   "free_bytes": free(store.path)[0],
                   "gaps": len(outcome.gaps), "gap_list": told(outcome.gaps), "left_out": store.left_out(),
                   "lost_attributes": told({f"{n.removeprefix(f'{dest}/')}: {a}": why
                                            for (n, a), why in outcome.lost.items()})}  # fmt: skip
+        last = store.status().get("last_good", "")
+        record["kept_share"] = round(kept_share(store.record(last), record), 3)
         write_file(store.record_path(name), json.dumps(record, indent=1, sort_keys=True) + "\n")
         flusher.flush()
         store.publish(name + WITH_GAPS * bool(outcome.gaps))
         store.sums_of(name).unlink(missing_ok=True)
         status.update(files=found.right, bytes=found.bytes, names=names, gaps=len(outcome.gaps))
-        watch_fall(store, host, names, outcome.total)
+        watch_fall(store, host, record, last)
         if not outcome.gaps:
             status.update(last_good=name, last_good_time=record["ended"])
             if checksums:

@@ -62,6 +62,7 @@ class Outcome:
     """What a transfer brought.
 
     total: bytes of all files of the list, whether they came or were here; names: different names in rsync's list;
+    regular: those of them that are regular files;
     vanished: names that went while they were read; trees: whole directories went; second: this is a second look at
     some; gaps: {name: why} of what the client could not give; retried: names that were sent twice, for they
     changed meanwhile; refused: attributes that cannot be stored here; lost: {(name, attribute): why} of single
@@ -72,6 +73,7 @@ class Outcome:
     bytes: int = 0
     total: int = 0
     names: int | None = None
+    regular: int = 0
     vanished: list = dataclasses.field(default_factory=list)
     trees: bool = False
     second: bool = False
@@ -396,6 +398,8 @@ def transfer(base, host, dest, link_dests, store, name, lock_fd, listed=None, ki
             if not match:
                 found = re.match(rb"Number of files: (\d+)", line)
                 outcome.names = int(found[1]) if found else outcome.names
+                found = re.match(rb"Number of files: \d+ \(reg: (\d+)", line)
+                outcome.regular = int(found[1]) if found else outcome.regular
                 found = re.match(rb"Total file size: (\d+)", line)
                 outcome.total = int(found[1]) if found else outcome.total
                 continue
