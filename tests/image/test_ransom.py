@@ -131,9 +131,11 @@ def other_owner_and_data(top):
         os.chown(path, 1234, 1234)
 
 
-WAYS = (in_place, in_place_in_pieces, renamed, renamed_only, copied_and_removed, old_times_kept, one_archive, removed,
-        files_removed, most_removed, emptied, zeros, links, directories, moved_out, notes_everywhere, two_thirds,
-        in_two_nights, mount_of_nothing, other_owner_and_data)  # fmt: skip
+# Those that are found by a rule of their own; the others are tried with ITREE_FULL=1.
+IN_CI = (in_place, renamed, one_archive, most_removed, links, two_thirds, in_two_nights)
+WAYS = IN_CI if not os.environ.get("ITREE_FULL") else (
+    *IN_CI, in_place_in_pieces, renamed_only, copied_and_removed, old_times_kept, removed, files_removed, emptied,
+    zeros, directories, moved_out, notes_everywhere, mount_of_nothing, other_owner_and_data)  # fmt: skip
 
 
 @pytest.fixture
