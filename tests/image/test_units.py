@@ -139,6 +139,19 @@ def test_a_run_sees_the_volume():
     assert "TemporaryFileSystem" not in section(UNITS / "backup-prepare@.service")["Service"]
 
 
+def test_the_page_has_a_root_of_its_own():
+    """It may read all files, so it must not see them. systemd ignores TemporaryFileSystem=/ without a word."""
+    for path in UNITS.glob("*.service"):
+        words = " ".join(section(path)["Service"].get("TemporaryFileSystem", [])).split()
+        assert "/" not in [word.partition(":")[0] for word in words], path.name
+    service = section(UNITS / "itree-backup-page.service")["Service"]
+    made = (UNITS.parents[1] / "tmpfiles.d" / "itree-backup.conf").read_text().splitlines()[-1].split()
+    # Root's, so that the page cannot write even there.
+    assert made == ["d", service["RootDirectory"][0], "0755", "root", "root"]
+    shown = " ".join(service["BindReadOnlyPaths"])
+    assert "BindPaths" not in service and "ssh" not in shown and "/etc/itree-backup " not in f"{shown} "
+
+
 def test_timers():
     for path in UNITS.glob("*.timer"):
         for when in section(path)["Timer"].get("OnCalendar", []):
