@@ -366,6 +366,9 @@ def finish_setup(conf, args, wrong):
     if not args.no_timers:
         # A host whose file is wrong is not left out: its run fails, and tells why.
         setup.timers(names)
+        if (conf / "page" / "password").exists():
+            # At boot the socket was skipped if a credential has brought the password just now.
+            setup.start_page()
     print(f"hosts: {', '.join(names) or 'none yet'}")
     misnamed = config.misnamed(base)
     if misnamed:
