@@ -158,6 +158,8 @@ def test_the_page_has_a_root_of_its_own():
     made = (UNITS.parents[1] / "tmpfiles.d" / "itree-backup.conf").read_text().splitlines()[-1].split()
     # Root's, so that the page cannot write even there.
     assert made == ["d", service["RootDirectory"][0], "0755", "root", "root"]
+    user = (UNITS.parents[1] / "sysusers.d" / "itree-backup.conf").read_text().splitlines()[-1].split()[1]
+    assert service["User"] == [user]
     shown = " ".join(service["BindReadOnlyPaths"])
     assert "BindPaths" not in service and "ssh" not in shown and "/etc/itree-backup " not in f"{shown} "
 
