@@ -65,7 +65,7 @@ def test_add_and_first_backup(appliance, client):
     assert "there is a host 'mx1' already" in add(appliance, number, top / "mail", ok=(2,))
 
 
-@pytest.mark.parametrize("case", ["fingerprint", "no terminal", "changed", "another address"])
+@pytest.mark.parametrize("case", ["fingerprint", "no terminal", "changed", "another address", "known"])
 def test_host_key_that_is_not_confirmed(appliance, client, case):
     top, number = client
     known = appliance.conf / "ssh" / "known_hosts"
@@ -75,6 +75,11 @@ def test_host_key_that_is_not_confirmed(appliance, client, case):
     elif case == "no terminal":
         said = add(appliance, number, top / "mail", ok=(6,))
         assert fingerprint(appliance) in said and "--fingerprint" in said
+    elif case == "known":
+        known.write_text(f"[127.0.0.1]:{number} {(appliance.servers.top / 'host_key.pub').read_text()}")
+        said = add(appliance, number, top / "mail", "--fingerprint", "SHA256:" + "A" * 43, ok=(6,))
+        assert f"has {fingerprint(appliance)} for it" in said and not list((appliance.conf / "hosts.d").iterdir())
+        return
     elif case == "changed":
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", appliance.top / "other")
         line = f"[127.0.0.1]:{number} {(appliance.top / 'other.pub').read_text()}"

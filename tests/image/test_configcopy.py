@@ -66,7 +66,7 @@ def test_changes_are_copied_before_the_next_backup(configured):
     with open(appliance.conf / "hosts.d" / "mx1.conf", "a") as handle:
         handle.write("compress = yes\n")
     assert "holds a copy" in appliance("prepare", "mx1")
-    assert "compress" in (appliance.volume / configcopy.NAME / "hosts.d" / "mx1.conf").read_text()
+    assert "compress" in (appliance.volume / configcopy.NAME / "now" / "hosts.d" / "mx1.conf").read_text()
     assert appliance.volume.joinpath(configcopy.NAME).stat().st_mode & 0o777 == 0o700
 
 

@@ -554,6 +554,23 @@ def test_hosts_take_turns(backed):
     assert " is good: " in second.communicate(timeout=120)[0]
 
 
+def test_a_host_that_is_verified_takes_no_turn(backed):
+    """Its backup waits, with the lock of its host; the others' go on."""
+    appliance, _, _ = backed
+    config = appliance.conf / "itree-backup.conf"
+    config.write_text(config.read_text().replace("[volume]\n", "[volume]\nat_once = 1\n"))
+    appliance.host("mx2", "rsyncd", appliance.number, "mail")
+    env = {**os.environ, "STATE_DIRECTORY": f"{appliance.top}/state"}
+    with open(appliance.volume / "mx1" / ".itree-backup" / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        argv = [str(a) for a in appliance.argv("run", "mx1", "--wait", "100")]
+        first = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=env)
+        time.sleep(2)
+        assert " is good: " in appliance("run", "mx2", timeout=60)
+        assert first.poll() is None
+    assert " is good: " in first.communicate(timeout=120)[0]
+
+
 def test_apprise_reaches_the_rest_of_the_world(backed, hook):
     """Its addresses have passwords in them: they are on no command line. What fails is kept, as for the other ways."""
     appliance, *_ = backed

@@ -190,6 +190,9 @@ def test_client_is_added_seen_and_given_its_files(booted):
                                                             "/var/lib/itree-backup/"))]  # fmt: skip
     assert set(others) <= {"/etc/itree-backup/itree-backup.conf", "/etc/ld.so.cache", "/etc/localtime",
                            "/etc/itree-backup/setup-problems"}, others  # fmt: skip
+    # The key of the backups has a copy on the volume.
+    booted("systemctl start backup-prepare@self && test -s /srv/backup/.itree-backup-config/now/ssh/id")
+    assert booted(f"{enter} /usr/bin/find /srv/backup/.itree-backup-config", ok=(0, 1)).count("\n") == 1
     for place in ("/srv/backup", "/etc/itree-backup", "/usr", "/"):
         assert booted.ssh(f"{enter} /usr/bin/touch {place}/x", ok=None)[0] != 0
     booted("systemctl start itree-backup-console")

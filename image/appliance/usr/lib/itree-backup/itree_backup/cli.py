@@ -377,6 +377,7 @@ def finish_setup(conf, args, wrong):
 
 def cmd_init(base, args):
     made = store_.init(base, not args.no_mount)
+    configcopy.make_directory(base)
     print(f"{base.volume}: {'is the backup volume now' if made else 'is the backup volume already'}")
 
 

@@ -92,6 +92,12 @@ def accept_key(base, host, expected):
     before = known(base, host)
     if before:
         if before & {k.fingerprint for k in keys}:
+            if expected and expected not in before:
+                raise BackupError(
+                    f"{host.name}: {base.conf}/ssh/known_hosts has {', '.join(sorted(before))} for it, not {expected}. "
+                    f"If that is wrong, remove it: ssh-keygen -R '{address_of(host)}' -f {base.conf}/ssh/known_hosts",
+                    REFUSED,
+                )
             return
         raise BackupError(
             f"{host.name}: the client's host key has changed: known_hosts has {', '.join(sorted(before))}, and the "

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """A copy of the configuration on the backup volume: it survives the system disk.
 
-    VOLUME/.itree-backup-config    hosts, keys, known hosts, the page's password and certificate
+    VOLUME/.itree-backup-config/now    hosts, keys, known hosts, the page's password and certificate
 
 `prepare` brings it up to date before each backup. An appliance whose system
 disk is new, or was written anew with a newer image, takes it over at its first
 boot. The volume holds all that the clients have, and is for root alone; so is
-the copy.
+the copy. Its directory stays the same one, so that the unit of the status page
+can cover it.
 """
 
 import os
@@ -30,7 +31,12 @@ def contents(top):
 
 def places(volume):
     """Where the copy is, where a new one is made, and where the one before goes for a moment."""
-    return volume / NAME, volume / f"{NAME}.new", volume / f"{NAME}.old"
+    return tuple(volume / NAME / name for name in ("now", "new", "old"))
+
+
+def make_directory(base):
+    """Make the directory of the copy. Raises OSError."""
+    (base.volume / NAME).mkdir(mode=0o700, exist_ok=True)
 
 
 def write(files, top):
@@ -47,6 +53,7 @@ def write(files, top):
 def save(base):
     """Bring the copy up to date. Returns whether it was not. A power cut leaves the old one or the new one."""
     check_volume(base)
+    make_directory(base)
     place, fresh, old = places(base.volume)
     files = contents(base.conf)
     if place.is_dir() and contents(place) == files:
@@ -63,7 +70,7 @@ def save(base):
     if place.is_dir():
         place.rename(old)
     fresh.rename(place)
-    fsync_directory(base.volume)
+    fsync_directory(place.parent)
     shutil.rmtree(old, ignore_errors=True)
     return True
 

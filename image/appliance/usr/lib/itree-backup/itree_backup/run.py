@@ -375,7 +375,8 @@ def backup(base, host, store, wait):
     wait: seconds for what works on the host, such as a verification, to end.
     """
     check_volume(base)
-    with turn(base, store.name), store.lock(wait) as lock_fd:
+    # The lock comes first: a verification that holds this host must not keep a turn from the others.
+    with store.lock(wait) as lock_fd, turn(base, store.name):
         began = time.time()
         status = {**store.status(), "state": "running", "began": int(began), "message": "", "pid": os.getpid()}
 
