@@ -70,7 +70,7 @@ def history(appliance, host):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_from_all_hosts_to_a_file(browser, page, mx1, appliance, tmp_path, size):  # noqa: F811
-    """What somebody does who wants a file back: the host, a snapshot, a directory, the file."""
+    """A user gets a file back: chooses the host, a snapshot and a directory, and downloads the file."""
     history(appliance, "mx1")
     appliance.host("db1", "rsyncd", 1, "all")
     appliance("run", "db1", ok=(5,))

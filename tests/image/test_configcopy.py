@@ -87,7 +87,7 @@ def test_volume_that_is_mounted_later(configured):
 
 @pytest.mark.parametrize("step", range(7))
 def test_power_cut_leaves_one_whole_copy(configured, step, monkeypatch):
-    """Cut before each change of the directory: what is found is the old copy or the new one, never a part."""
+    """Power is cut before each change of the directory. The old copy or the new one is left whole."""
     appliance = configured
     base = config.settings(appliance.conf)
     configcopy.save(base)

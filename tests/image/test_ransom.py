@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""A client that was wiped or encrypted: it is told, and no older snapshot goes. Ordinary nights are silent."""
+"""When a client was wiped or encrypted, status says so and no older snapshot is removed. Ordinary nights are silent."""
 
 import os
 import random

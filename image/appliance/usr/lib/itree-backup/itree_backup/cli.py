@@ -179,10 +179,10 @@ def cmd_export(base, args):
 def cmd_verify(base, args):
     wrong = unknown = 0
     busy = []
+    if args.snapshot and args.rolling:
+        raise BackupError("--rolling chooses the files itself: name no snapshot", USAGE)
     for store in stores(base, args.host):
         names = store.every()
-        if args.snapshot and args.rolling:
-            raise BackupError("--rolling chooses the files itself: name no snapshot", USAGE)
         if args.snapshot or (names and not args.all):
             names = [store.find(args.snapshot)]
         if not names:
@@ -282,11 +282,11 @@ def cmd_status(base, args):
 
 def status_lines(base, healths):
     """What status says of these hosts and the volume, as lines, and whether all is well."""
-    lines = [report.overview(one) for one in healths] or ["no hosts yet: itree-backup add HOST PATH..."]
+    lines = [report.overview(one) for one in healths] or [report.NO_HOSTS]
     problems = report.other_problems(base)
     lines += problems
     space, percent, inodes = store_.free(base.volume)
-    short = report.short_of_space(base)
+    short = report.short_of_space(base, percent, inodes)
     lines.append(f"{base.volume}: {space >> 20} MiB free ({percent:.0f} %), {inodes:.0f} % of the inodes" +
                  f": less than warn_free_percent, {base.warn_free:g}" * short)  # fmt: skip
     return lines, all(one.well for one in healths) and not (short or problems)
@@ -366,7 +366,7 @@ def finish_setup(conf, args, wrong):
     if not args.no_timers:
         # A host whose file is wrong is not left out: its run fails, and tells why.
         setup.timers(names)
-        if (conf / "page" / "password").exists():
+        if (conf / config.PAGE_PASSWORD).exists():
             # At boot the socket was skipped if a credential has brought the password just now.
             setup.start_page()
     print(f"hosts: {', '.join(names) or 'none yet'}")

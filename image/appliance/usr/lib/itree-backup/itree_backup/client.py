@@ -5,10 +5,7 @@ The host's file is written last, after the client has listed every path: a
 host that is configured is one that could be read.
 """
 
-import contextlib
 import dataclasses
-import os
-import pathlib
 import re
 import subprocess
 import sys
@@ -51,7 +48,7 @@ def scan(host):
             CLIENT,
         )
     keys = [HostKey(line, fingerprint(line)) for line in lines]
-    return sorted(keys, key=lambda k: next((n for n, kind in enumerate(KINDS) if kind in k.line), len(KINDS)))
+    return sorted(keys, key=lambda key: KINDS.index(kind_of(key)))
 
 
 def fingerprint(line):
@@ -133,6 +130,7 @@ def accept_key(base, host, expected):
 
 
 def kind_of(key):
+    """Which of KINDS a HostKey is; scan() asks for no others."""
     return next((kind for kind in KINDS if kind in key.line), KINDS[0])
 
 
@@ -243,7 +241,6 @@ def retire(base, name, no_timers):
         raise BackupError(f"there is no host '{name}' (hosts there are: {have})", USAGE)
     if not no_timers:
         setup.call("systemctl", "disable", "--now", f"backup@{name}.timer")
-    os.replace(path, pathlib.Path(f"{path}{RETIRED}"))
+    path.rename(f"{path}{RETIRED}")
     print(f"{name}: retired. Its snapshots stay until they are removed: itree-backup prune {name} --remove SNAPSHOT")
-    with contextlib.suppress(OSError):
-        print(f"{name}: rename {path}{RETIRED} back and run itree-backup setup to go on")
+    print(f"{name}: rename {path}{RETIRED} back and run itree-backup setup to go on")

@@ -15,6 +15,7 @@ from .errors import USAGE, BackupError
 
 DIRECTORY = pathlib.Path("/etc/itree-backup")
 HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+PAGE_PASSWORD = pathlib.Path("page") / "password"  # below the configuration directory: a hash by werkzeug
 NAME_RULE = "letters, digits, dot, minus and underscore, at most 63, and the first a letter or digit"
 # What a word of a remote shell command or of an rsync argument may be made of without being taken for more.
 ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*|[0-9A-Fa-f:]+:[0-9A-Fa-f:.]*")

@@ -10,10 +10,9 @@ the copy. Its directory stays the same one, so that the unit of the status page
 can cover it.
 """
 
-import os
 import shutil
 
-from .store import Flusher, check_volume, fsync_directory
+from .store import Flusher, check_volume, fsync_directory, write_file
 
 NAME = ".itree-backup-config"
 PARTS = ("itree-backup.conf", "hosts.d", "ssh", "page")
@@ -44,10 +43,7 @@ def write(files, top):
     for path, data in files.items():
         where = top / path
         where.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(where, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as handle:
-            handle.write(data)
-            handle.flush()
-            os.fsync(handle.fileno())
+        write_file(where, data)
 
 
 def save(base):

@@ -23,7 +23,7 @@ def addresses():
 
 def page_lines(conf):
     """Where the status page is, as lines."""
-    if not (conf / "page" / "password").exists():
+    if not (conf / config.PAGE_PASSWORD).exists():
         return ["status page:  off, until it has a password: itree-backup password"]
     where = [f"https://{f'[{a}]' if ':' in a else a}:{PAGE_PORT}/" for a in addresses()] or ["no network yet"]
     printed = setup.call("openssl", "x509", "-noout", "-fingerprint", "-sha256", "-in", conf / "page" / "cert.pem")
@@ -41,7 +41,7 @@ def lines(base):
     found += page_lines(base.conf)
     names = config.hosts(base)
     if not names:
-        return [*found, "no hosts yet: itree-backup add HOST PATH..."]
+        return [*found, report.NO_HOSTS]
     try:
         healths = report.healths(base, store.stores(base))
     except (BackupError, OSError) as err:

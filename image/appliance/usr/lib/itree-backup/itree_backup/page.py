@@ -37,7 +37,6 @@ PAGE_NAMES = 1000  # names of a directory on one page
 CHUNK = 1 << 20  # bytes of a download that are read at once
 TREND = 60  # snapshots that a trend shows
 USER = "admin"
-PASSWORD = pathlib.Path("page") / "password"  # below the configuration directory: a hash by werkzeug
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'none'; "
     "frame-ancestors 'none'; base-uri 'none'",
@@ -61,7 +60,7 @@ def create_app(conf=None):
     def password_hash():
         # systemd hands it over as a credential; the unit cannot read the configuration's own.
         given = os.environ.get("CREDENTIALS_DIRECTORY")
-        path = pathlib.Path(given) / "password" if given else conf / PASSWORD
+        path = pathlib.Path(given) / "password" if given else conf / config.PAGE_PASSWORD
         try:
             return path.read_text().strip()
         except FileNotFoundError:
@@ -170,8 +169,9 @@ def overview():
     space, percent, inodes = store_.free(base.volume)
     return flask.render_template(
         "overview.html", healths=healths, problems=report.other_problems(base), space=space, percent=percent,
-        inodes=inodes, short=report.short_of_space(base), days=report.forecast(healths, space, time.time()),
-        base=base, now=time.time(), next=next_runs(), trend=trend, pending=len(outbox.pending()),
+        inodes=inodes, short=report.short_of_space(base, percent, inodes), base=base, now=time.time(),
+        days=report.forecast(healths, space, time.time()), next=next_runs(), trend=trend,
+        pending=len(outbox.pending()),
     )  # fmt: skip
 
 
@@ -210,7 +210,7 @@ def host(name):
 
 
 def wanted(name, snapshot):
-    """(Store, path as bytes) of what was asked for. Aborts with 404 unless the snapshot is one by its full name."""
+    """Return the Store and the path, as bytes, that a request names. Abort with 404 if there is no such snapshot."""
     store = store_named(name)
     if snapshot not in store.every():
         flask.abort(404, f"{name} has no snapshot {snapshot}.")
@@ -301,6 +301,6 @@ def set_password(conf, password):
     """Store the hash of a page password. Raises BackupError if it is too short."""
     if len(password) < 8:
         raise BackupError("the password of the page has at least 8 characters")
-    path = conf / PASSWORD
+    path = conf / config.PAGE_PASSWORD
     path.parent.mkdir(mode=0o700, exist_ok=True)
     store_.write_file(path, werkzeug.security.generate_password_hash(password) + "\n")

@@ -13,6 +13,7 @@ from .errors import NAMES, BackupError
 
 # What stands before a file of hosts.d whose name no host can have.
 MISNAMED = "not backed up, for its name cannot be a host's:"
+NO_HOSTS = "no hosts yet: itree-backup add HOST PATH..."
 HELP = {
     "last_run_timestamp_seconds": "When the last run ended.",
     "last_run_success": "1 if the last run ended in a good snapshot.",
@@ -176,9 +177,8 @@ def other_problems(base):
     ]
 
 
-def short_of_space(base):
-    """Whether the volume has less free space or inodes than warn_free_percent."""
-    _, percent, inodes = store_.free(base.volume)
+def short_of_space(base, percent, inodes):
+    """Whether so much free space and so many free inodes, in percent, are less than warn_free_percent."""
     return min(percent, inodes) < base.warn_free
 
 

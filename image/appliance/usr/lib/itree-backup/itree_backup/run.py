@@ -466,7 +466,7 @@ def verify_due(store, cycle):
                 break
             found = verify.snapshot(store.path / name, sums, now, False, f"{store.name} {name}", due)
             if found.wrong:
-                # What was found before stays told, until a verification of the whole snapshot finds none.
+                # Earlier damage stays in the record until a verification of the whole snapshot finds none.
                 record = store.record(name)
                 old = record.get("damaged", [])
                 new = [line for line in found.bad if line not in old]

@@ -35,7 +35,7 @@ ROOT_HOME = pathlib.Path("/root")
 ROOT_KEYS = "ssh.authorized_keys.root"
 PROBLEMS = "setup-problems"
 FIRST = "first-setup"
-PAGE_PASSWORD = "itree-backup.page-password"
+PAGE_CREDENTIAL = "itree-backup.page-password"
 
 
 def defaults(conf):
@@ -83,7 +83,7 @@ def install(conf, path):
         # Those of the other source systemd-tmpfiles puts in place.
         where = ROOT_HOME / ".ssh" / "authorized_keys"
         where.parent.mkdir(mode=0o700, exist_ok=True)
-    elif path.name == PAGE_PASSWORD:
+    elif path.name == PAGE_CREDENTIAL:
         page_module().set_password(conf, text_of(path).rstrip("\n"))
         print(f"credential {path.name}: the status page has this password")
         return
@@ -119,7 +119,7 @@ def setup(conf):
     except (BackupError, OSError) as err:
         wrong.append(f"the configuration that the backup volume holds: {err}")
     try:
-        if (conf / "page" / "password").exists():
+        if (conf / config.PAGE_PASSWORD).exists():
             make_certificate(conf)
         make_key(conf)
         public = public_half(conf)

@@ -47,13 +47,13 @@ def fsync_directory(path):
         os.close(fd)
 
 
-def write_file(path, text):
-    """Put a file in place: all of it or what was there before, whatever happens."""
+def write_file(path, data):
+    """Put a file in place: all of it or what was there before, whatever happens. data: text or bytes."""
     path = pathlib.Path(path)
     temp = path.with_name(f".{path.name}.new")
     # Not readable by others at any time: it may be a key.
-    with open(temp, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as handle:
-        handle.write(text)
+    with open(temp, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as handle:
+        handle.write(data.encode() if isinstance(data, str) else data)
         handle.flush()
         os.fsync(handle.fileno())
     os.rename(temp, path)
@@ -146,12 +146,16 @@ class Store:
         finally:
             os.close(fd)
 
-    def names(self, suffix=""):
-        """Names with that suffix, oldest first, without it."""
+    def entries(self):
+        """What the directory holds, in no order; nothing if it is not there."""
         try:
-            found = os.listdir(self.path)
+            return os.listdir(self.path)
         except FileNotFoundError:
             return []
+
+    def names(self, suffix="", found=None):
+        """Names with that suffix, oldest first, without it. found: entries(), if they are known already."""
+        found = self.entries() if found is None else found
         return sorted(n.removesuffix(suffix) for n in found if n.endswith(suffix) and NAME.fullmatch(
             n.removesuffix(suffix)))  # fmt: skip
 
@@ -161,22 +165,18 @@ class Store:
 
     def with_gaps(self):
         """Snapshots that lack what the client could not give, oldest first, as the directories are named."""
-        return [name + GAPS for name in self.names(GAPS)]
+        return self.listed()[1]
 
     def every(self):
         """Both, oldest first, as the directories are named."""
-        return sorted(self.snapshots() + self.with_gaps())
+        good, gaps, _ = self.listed()
+        return sorted(good + gaps)
 
     def listed(self):
         """(good, with gaps, partial): names of snapshots() and with_gaps(), and of partial ones, by one look."""
-        try:
-            found = os.listdir(self.path)
-        except FileNotFoundError:
-            return [], [], []
-        good = sorted(n for n in found if NAME.fullmatch(n))
-        gaps = sorted(n for n in found if n.endswith(GAPS) and NAME.fullmatch(n.removesuffix(GAPS)))
-        partial = (n.removesuffix(".partial") for n in found if n.endswith(".partial"))
-        return good, gaps, sorted(n for n in partial if NAME.fullmatch(n))
+        found = self.entries()
+        gaps = [name + GAPS for name in self.names(GAPS, found)]
+        return self.names("", found), gaps, self.names(".partial", found)
 
     def find(self, name):
         """The snapshot an admin names: its full name, the beginning of one, or `latest`, the newest good one."""

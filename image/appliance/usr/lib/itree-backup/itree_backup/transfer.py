@@ -396,10 +396,9 @@ def transfer(base, host, dest, link_dests, store, name, lock_fd, listed=None, ki
                 # Some of these lines come from two of rsync's processes.
                 twice.add(line)
             if not match:
-                found = re.match(rb"Number of files: (\d+)", line)
-                outcome.names = int(found[1]) if found else outcome.names
-                found = re.match(rb"Number of files: \d+ \(reg: (\d+)", line)
-                outcome.regular = int(found[1]) if found else outcome.regular
+                found = re.match(rb"Number of files: (\d+)(?: \(reg: (\d+))?", line)
+                if found:
+                    outcome.names, outcome.regular = int(found[1]), int(found[2] or 0)
                 found = re.match(rb"Total file size: (\d+)", line)
                 outcome.total = int(found[1]) if found else outcome.total
                 continue

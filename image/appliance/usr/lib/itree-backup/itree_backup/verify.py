@@ -33,7 +33,7 @@ class Found:
     on_wrong: Callable | None = None  # called with the path of each
 
     def add(self, other, name):
-        """Add what was found in a snapshot of that name."""
+        """Add the result of another snapshot; its name is put before the paths of damaged files."""
         for key in ("right", "wrong", "unknown", "skipped", "bytes"):
             setattr(self, key, getattr(self, key) + getattr(other, key))
         self.bad += [f"{name}/{line}" for line in other.bad]
