@@ -25,7 +25,8 @@ KERNEL = os.environ.get("ITREE_PACKAGE_KERNEL", "small")
 FULL = bool(os.environ.get("ITREE_FULL"))
 # Everything but the kernel, which has fixtures of its own. What is cheap is built
 # twice; tar and rsync cost a minute of one processor, coreutils three.
-CHEAP = ("e2fsprogs-itree", "diskorder", "itree-release", "itree-storage-server", "ext4itree-dkms")
+CHEAP = ("e2fsprogs-itree", "diskorder", "itree-release", "itree-storage-server", "itree-backup",
+         "ext4itree-dkms")  # fmt: skip
 PATCHED = ("tar-itree", "rsync-itree", *(("coreutils-itree",) if FULL else ()))
 # What is there at a higher release, too.
 AGAIN = (*CHEAP, *(PATCHED if FULL else ()))

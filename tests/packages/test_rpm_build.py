@@ -8,6 +8,7 @@ import re
 import shutil
 import tempfile
 
+import backup
 import pytest
 import roots
 from conftest import AGAIN, REPO
@@ -43,6 +44,18 @@ def test_sources_are_the_pristine_one_and_ours(old, tmp_path):
     series = [t.strip() for t in (REPO / "e2fsprogs" / "patches" / "series").read_text().splitlines()]
     want = [t for t in series if t and not t.startswith("#")]
     assert re.findall(r"^Patch\d+:\s+(\S+)$", (tmp_path / "e2fsprogs-itree.spec").read_text(), re.M) == want
+
+
+def test_backup_has_the_files_of_any_host(old):
+    """Those of the .deb: nothing that takes and formats disks; each unit is stopped when the package goes."""
+    (path,) = (old / "RPMS").glob("itree-backup-*.rpm")
+    held = {p[1:] for p in roots.call("rpm", "-qpl", path)[1].split()}
+    wanted = set(backup.files())
+    assert {re.sub(r"(/man[58]/.*)\.gz$", r"\1", p) for p in held} >= wanted
+    assert not [p for p in held if re.search("volume|repart|udev|grow", p)]
+    scripts = roots.call("rpm", "-qp", "--scripts", path)[1]
+    stopped = re.search(r"remove-system-units (.*) \|\|", scripts)[1].split()
+    assert stopped == sorted(p.rsplit("/", 1)[1] for p in wanted if p.startswith("usr/lib/systemd/system/"))
 
 
 def test_scriptlets_touch_no_file_system(old):
