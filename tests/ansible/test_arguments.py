@@ -14,6 +14,7 @@ GOOD = {
     "gate": {"itree_gate_services": ["dovecot"]},
     "rollback": {"itree_rollback_volumes": [VOLUME], "itree_rollback_backup_confirmed": True},
     "appliance": {"itree_appliance_server": "backup1", "itree_appliance_paths": ["/srv"]},
+    "backup": {"itree_backup_settings": {"notify": {"mail_to": "root"}}},
 }
 # role, what is different from GOOD (None: left out), what the message names
 BAD = (
@@ -64,6 +65,12 @@ BAD = (
     ("appliance", {"itree_appliance_command": 'rrsync -ro /" ssh-rsa'}, "no quotes"),
     ("appliance", {"itree_appliance_from": ['10.0.0.1",command="sh']}, "addresses or patterns"),
     ("appliance", {"itree_appliance_keep": {"daly": 1}}, "daly"),
+    ("backup", {"itree_backup_directory": "/"}, "absolute path and not"),
+    ("backup", {"itree_backup_directory": "srv"}, "absolute path and not"),
+    ("backup", {"itree_backup_settings": {"notify": "root"}}, "sections, each with its settings"),
+    ("backup", {"itree_backup_settings": {"keep": {"daily": "7\n[notify]"}}}, "line break"),
+    ("backup", {"itree_backup_page_password": "a\nb"}, "line break"),
+    ("backup", {"itree_backup_timers": "perhaps"}, "itree_backup_timers"),
 )
 
 
