@@ -13,8 +13,6 @@ sys.path.append(str(REPO / "tests" / "vm"))
 
 import vm  # noqa: E402
 
-KERNEL = REPO / "build" / "kernel" / "bzImage"
-
 SLOW = 1800  # seconds that a boot may take without KVM on a busy machine
 # An emulated machine's clock goes on with its instructions: on a busy host nothing in it times out that would not
 # on an idle one.
@@ -24,12 +22,12 @@ STEADY = ("-icount", "shift=1,sleep=on")
 class Booted:
     """A machine of image/run that is switched on and off; its disks stay."""
 
-    def __init__(self, top, image, files, data_size=1024):
+    def __init__(self, top, image, files, data_size=1024, certificate=None):
         self.top, self.proc = pathlib.Path(top), None
         self.run = tb.load_script(REPO / "image" / "run")
         self.key = self.top / "key"
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.key)
-        self.machine = self.run.Machine(self.top / "machine", image, data_size)
+        self.machine = self.run.Machine(self.top / "machine", image, data_size, certificate)
         keys = self.key.with_suffix(".pub").read_text()
         self.run.esp(self.machine.root, {"ssh.authorized_keys.root": keys, **files})
         self.port, self.boots, self.more = port(), 0, ()  # more: options for QEMU, from the next boot on
@@ -41,7 +39,7 @@ class Booted:
     def boot(self):
         """Switch on; returns when ssh answers."""
         self.boots += 1
-        more = (*self.more, *(() if vm.kvm_works(KERNEL) else STEADY))
+        more = (*self.more, *(() if vm.kvm_works(self.run.KERNEL) else STEADY))
         argv = self.machine.argv("1G", f"file:{self.console}", self.port, more=more)
         self.proc = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         end = time.monotonic() + SLOW

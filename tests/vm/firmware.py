@@ -22,12 +22,16 @@ def variables(path):
     return path
 
 
-def secure_variables(path, keys=()):
-    """The firmware's memory with Secure Boot on: Microsoft's keys, and the owner's for shim (PEM or DER files)."""
+def secure_variables(path, keys=(), db=()):
+    """The firmware's memory with Secure Boot on: Microsoft's keys, and the owner's (PEM or DER files).
+
+    keys: for shim; db: for the firmware itself.
+    """
     argv = [sys.executable, "-m", "virt.firmware.vars", "--input", FIRMWARE / "OVMF_VARS_4M.fd", "--output", path,
             "--enroll-microsoft", "--microsoft-db", "all", "--secure-boot"]  # fmt: skip
-    for key in keys:
-        argv += ["--add-mok", str(uuid.uuid4()), key]
+    for option, files in (("--add-mok", keys), ("--add-db", db)):
+        for key in files:
+            argv += [option, str(uuid.uuid4()), key]
     subprocess.run([str(a) for a in argv], check=True, capture_output=True)
     return path
 

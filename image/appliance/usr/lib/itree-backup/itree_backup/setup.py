@@ -23,7 +23,7 @@ import subprocess
 
 from . import config, configcopy
 from .errors import USAGE, BackupError
-from .store import MARKER, VOLUME_TROUBLE, state_directory, write_file
+from .store import MARKER, TROUBLE, state_directory, write_file
 
 DEFAULTS = pathlib.Path(__file__).resolve().parents[1] / "itree-backup.conf"
 WANTS = pathlib.Path("/etc/systemd/system/timers.target.wants")
@@ -221,8 +221,8 @@ def note_problems(conf, wrong):
 
 
 def problems(conf):
-    """What the last set-up found wrong, and what the search for the volume did, as lines."""
-    found = (conf / PROBLEMS, state_directory() / VOLUME_TROUBLE)
+    """What the last set-up found wrong, and what is wrong with the machine (disks, version), as lines."""
+    found = (conf / PROBLEMS, *sorted(state_directory().glob(TROUBLE)))
     return [line for path in found if path.exists() for line in path.read_text().splitlines()]
 
 

@@ -27,7 +27,9 @@ from . import config
 from .errors import BUSY, FAILED, SPACE, USAGE, BackupError
 
 MARKER = ".itree-backup-volume"
-VOLUME_TROUBLE = "volume-trouble"  # file in state_directory(): what is wrong with the appliance's disks
+# Files in state_directory() that say what is wrong with the machine, a line each; status and the page show them.
+TROUBLE = "*-trouble"
+VOLUME_TROUBLE = "volume-trouble"
 GAPS = ".gaps"  # ends the name of a snapshot that lacks what the client could not give
 NAME = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ")
 FORMAT = "%Y-%m-%dT%H-%M-%SZ"
