@@ -9,7 +9,7 @@ import pathlib
 import signal
 import sys
 
-from . import client, config, configcopy, console, outbox, report, restore, retention, run, setup
+from . import client, config, configcopy, console, outbox, report, restore, retention, run, setup, sync
 from . import store as store_
 from .errors import BUSY, DAMAGED, USAGE, BackupError, Interrupted
 from .store import Store, stores
@@ -91,6 +91,12 @@ def parser():
     made.add_argument("--message", metavar="TEXT", help="tell this instead")
     made.add_argument("--pending", action="store_true", help="send again what could not be delivered")
     made.add_argument("--failed", action="store_true", help="for OnFailure=: a unit failed, whatever the status says")
+    made = add("sync", "copy snapshots to a second volume, compared and linked as they are here", host=False)
+    made.add_argument("dest", metavar="DIRECTORY", type=pathlib.Path, help="where the second volume is mounted")
+    made.add_argument("host", metavar="HOST", nargs="*", help="default: all hosts")
+    made.add_argument("--init", action="store_true", help="make the empty file system there a backup volume")
+    made.add_argument("--prune", action="store_true", help="remove there what [keep] does not keep")
+    made.add_argument("--bandwidth", metavar="KIB", type=int, default=0, help="at most so many KiB a second")
     made = add("password", "set the password of the status page, and switch the page on", host=False)
     made.add_argument("--no-timers", action="store_true", help="leave systemd alone")
     add("console", "say where the appliance is reached, and how the hosts are", host=False)
@@ -379,6 +385,10 @@ def cmd_init(base, args):
     made = store_.init(base, not args.no_mount)
     configcopy.make_directory(base)
     print(f"{base.volume}: {'is the backup volume now' if made else 'is the backup volume already'}")
+
+
+def cmd_sync(base, args):
+    sync.run(base, args.dest, args.host, args.bandwidth, args.init, args.prune)
 
 
 def cmd_prepare(base, args):

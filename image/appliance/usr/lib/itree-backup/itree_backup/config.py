@@ -64,7 +64,10 @@ class Settings:
 
 @dataclasses.dataclass
 class Host:
-    """One client. bandwidth is in KiB/s (0: no limit), timeout in seconds without a byte."""
+    """One client. bandwidth is in KiB/s (0: no limit), timeout in seconds without a byte.
+
+    method: ssh or rsyncd; local for a snapshot of this machine, which no file of a host has.
+    """
 
     name: str
     address: str

@@ -159,7 +159,9 @@ def remote_shell(base, host, key=None):
 
 
 def source(host, path):
-    """rsync's word for a path of the client: USER@ADDRESS:PATH, or USER@ADDRESS::MODULE/PATH."""
+    """rsync's word for a path of the client: USER@ADDRESS:PATH, or USER@ADDRESS::MODULE/PATH; here, PATH."""
+    if host.method == "local":
+        return path
     address = f"[{host.address}]" if ":" in host.address else host.address
     login = f"{host.user}@{address}" if host.user else address
     return f"{login}{':' if host.method == 'ssh' else '::'}{path}"
@@ -167,6 +169,8 @@ def source(host, path):
 
 def sources(host, listed):
     """rsync's words for what to fetch: all, or the root that the names of a list begin at."""
+    if host.method == "local":
+        return host.paths
     if listed:
         # The names below a snapshot begin at / or at the module.
         paths = ["/" if host.method == "ssh" else host.paths[0].split("/")[0] + "/"]
@@ -229,6 +233,8 @@ def command(base, host, dest, link_dests, parts, listed=None, kind="names", left
 
 def connection(base, host, key=None):
     """rsync's options for reaching a client: how, where, and with which secret. key: as in remote_shell()."""
+    if host.method == "local":
+        return []
     if host.method == "ssh":
         return [f"--rsh={remote_shell(base, host, key)}"]
     argv = [f"--port={host.port}"] if host.port else []
@@ -371,7 +377,7 @@ def transfer(base, host, dest, link_dests, store, name, lock_fd, listed=None, ki
     """
     outcome, said, others, twice = Outcome(second=kind in ("files", "below")), [], [], set()
     paths = None
-    if not listed and any(re.search(r"[*?[]", p) for p in host.paths):
+    if not listed and host.method != "local" and any(re.search(r"[*?[]", p) for p in host.paths):
         # As arguments they would be patterns: data[1] is not to bring data1.
         paths = store.meta / f"{name}.paths"
         paths.write_bytes(names_of(host))
