@@ -2,8 +2,9 @@
 """One life of the machine of test_power.py: from power-on to power-off, or to the cut.
 
 Looks whether what was good is good, completes what was cut off, compares;
-then begins a night's backup and resets the machine in the midst of it.
-Run in the guest as root: power.py SHARE TURN MOMENT DISK. MOMENT: when the power
+then begins a night's backup and resets the machine in the midst of it. With a
+second disk the backup is made, and the power goes while it is copied there.
+Run in the guest as root: power.py SHARE TURN MOMENT DISK [SECOND]. MOMENT: when the power
 goes, 1 being the time that the run before it took; less than 0 for no cut.
 """
 
@@ -19,7 +20,7 @@ import sys
 import time
 
 COMMAND = pathlib.Path(__file__).resolve().parents[2] / "image" / "appliance" / "usr" / "bin" / "itree-backup"
-VOLUME = pathlib.Path("/run/volume")
+VOLUME, COPY = pathlib.Path("/run/volume"), pathlib.Path("/run/copy")
 TOP = pathlib.Path("/tmp/client")
 
 
@@ -57,8 +58,8 @@ def manifest(top):
     return hashlib.sha256(repr(found).encode()).hexdigest()
 
 
-def good():
-    return sorted(p for p in (VOLUME / "mx").iterdir() if p.name.endswith("Z")) if (VOLUME / "mx").exists() else []
+def good(volume=VOLUME):
+    return sorted(p for p in (volume / "mx").iterdir() if p.name.endswith("Z")) if (volume / "mx").exists() else []
 
 
 def status():
@@ -68,7 +69,7 @@ def status():
 
 def main():
     share, turn, moment = pathlib.Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-    disk = sys.argv[4]
+    disk, second = sys.argv[4], sys.argv[5] if len(sys.argv) > 5 else None
     known_file, conf = share / "known.json", pathlib.Path("/tmp/conf")
     known = json.loads(known_file.read_text()) if known_file.exists() else {}
     (conf / "hosts.d").mkdir(parents=True)
@@ -82,8 +83,11 @@ def main():
     call("mount", "-o", "noatime,nodev,nosuid,noexec,errors=remount-ro", disk, VOLUME)
     backup = (COMMAND, "--config", conf)
     call(*backup, "init")
+    if second:
+        COPY.mkdir()
+        call("mount", "-o", "noatime,nodev,nosuid,noexec,errors=remount-ro", second, COPY)
     # What was good before the cut is good after it, and no more than that has a good name.
-    for path in good():
+    for path in good() + good(COPY):
         if path.name in known and known[path.name] != manifest(path):
             sys.exit(f"{path} was good before the power cut and is another now")
     names = {p.name for p in good()}
@@ -103,18 +107,33 @@ def main():
     if list((VOLUME / "mx").glob("*.partial")):
         sys.exit("the run that completed left a partial snapshot")
     known = {p.name: manifest(p) for p in good()}
+    if second:
+        left = len(list((COPY / "mx").glob("*.partial")))
+        began = time.monotonic()
+        call(*backup, "sync", COPY, "--init")
+        took = max(took, time.monotonic() - began)
+        if {p.name: manifest(p) for p in good(COPY) if p.name in known} != known or list(
+            (COPY / "mx").glob("*.partial")
+        ):
+            sys.exit(f"the copy has {good(COPY)} and is not what the volume has")
     known_file.write_text(json.dumps(known))
     (share / "left").write_text(str(left))
     os.sync()
     if moment < 0:
-        call("umount", VOLUME)
+        call("umount", VOLUME, *([COPY] if second else []))
         return
     client(turn + 1)
+    if second:
+        call(*backup, "run", "mx")
+        known_file.write_text(json.dumps({p.name: manifest(p) for p in good()}))
+        os.sync()
     began = time.monotonic()
-    proc = subprocess.Popen([str(a) for a in (*backup, "run", "mx")])
-    while proc.poll() is None and (time.monotonic() < began + moment * took or status()["pid"] != proc.pid):
+    proc = subprocess.Popen([str(a) for a in (*backup, *(("sync", COPY) if second else ("run", "mx")))])
+    while proc.poll() is None and (
+        time.monotonic() < began + moment * took or not (second or status()["pid"] == proc.pid)
+    ):
         time.sleep(0.02)
-    phase = status()["phase"] if proc.poll() is None else "ended"
+    phase = "ended" if proc.poll() is not None else "copying" if second else status()["phase"]
     (share / "phase").write_text(f"{phase}\n{time.monotonic() - began:.1f}")
     # Nothing is written out. A kernel that is a program would begin anew with a reset: there it is switched off.
     pathlib.Path("/proc/sysrq-trigger").write_text("o" if "ubd" in disk else "b")

@@ -25,25 +25,28 @@ SBIN = REPO / "build" / "e2fsprogs" / "root" / "sbin"
 CUTS = int(os.environ.get("ITREE_CUTS", "20"))
 
 pytestmark = [
-    pytest.mark.skipif(not os.environ.get("ITREE_FULL"), reason="boots a machine 21 times: set ITREE_FULL=1"),
+    pytest.mark.skipif(not os.environ.get("ITREE_FULL"), reason="boots a machine 42 times: set ITREE_FULL=1"),
     pytest.mark.timeout(4 * 3600),
 ]
 
 
-def test_power_cuts(tmp_path):
-    disk, share = tmp_path / "disk.img", tmp_path / "share"
+@pytest.mark.parametrize("number", [1, 2], ids=["backup", "sync"])
+def test_power_cuts(tmp_path, number):
+    """number: of disks; with two it is the copy from one to the other that is cut off."""
+    disks, share = [tmp_path / f"disk{n}.img" for n in range(number)], tmp_path / "share"
     share.mkdir()
-    with open(disk, "wb") as handle:
-        handle.truncate(512 << 20)
-    run(SBIN / "mke2fs", "-q", "-F", "-t", "ext4", "-T", "backup", disk)
-    device = f"/dev/{uml.disk_name(0) if uml.is_uml(KERNEL) else 'vda'}"
+    for disk in disks:
+        with open(disk, "wb") as handle:
+            handle.truncate(512 << 20)
+        run(SBIN / "mke2fs", "-q", "-F", "-t", "ext4", "-T", "backup", disk)
+    devices = [f"/dev/{uml.disk_name(n) if uml.is_uml(KERNEL) else f'vd{chr(97 + n)}'}" for n in range(number)]
     chance, phases, lefts = random.Random(int(os.environ.get("ITREE_SEED", "1"))), [], []
     for turn in range(CUTS + 1):
         # After the run has begun, up to a bit more than it takes.
         moment = round(chance.uniform(0, 1.1), 2) if turn < CUTS else -1
         argv = ["/usr/bin/python3", "-B", pathlib.Path(__file__).parent / "power.py", share, turn, moment,
-                device]  # fmt: skip
-        res = vm.run(argv, kernel=KERNEL, disks=[disk], shares=[share], timeout=1800, cwd=str(share))
+                *devices]  # fmt: skip
+        res = vm.run(argv, kernel=KERNEL, disks=disks, shares=[share], timeout=1800, cwd=str(share))
         told = f"turn {turn}, cut at {moment} of a run\n{res.stdout}\n{res.explain()}"
         assert not res.problems and not res.timed_out, told
         # With a cut the machine ends before the command does.
@@ -55,5 +58,6 @@ def test_power_cuts(tmp_path):
             print(f"turn {turn}: {lefts[-1]} interrupted runs found; cut after {seconds} s: {phase}", flush=True)
     # Cuts that all came too early or too late would prove nothing.
     assert sum(p != "ended" for p in phases) >= CUTS // 3, phases
-    code, said = run(SBIN / "e2fsck", "-fn", disk, ok=None)
-    assert code == 0, said
+    for disk in disks:
+        code, said = run(SBIN / "e2fsck", "-fn", disk, ok=None)
+        assert code == 0, said
