@@ -184,5 +184,10 @@ def test_snapshot_with_gaps_stays_one_and_prune_keeps_what_is_to_be_kept(two):
     assert len(other.good("mx1")) == 3 and len(other.with_gaps("mx1")) == 1
     same(state(one.with_gaps("mx1")[0]), state(other.with_gaps("mx1")[0]))
     one.host("mx1", "rsyncd", 1, "mail", more="[keep]\nlast = 1\ndaily = 0\nweekly = 0\nmonthly = 0\n")
+    # While the snapshots here are held, for a client that was wiped, those there are, too.
+    held = one.volume / "mx1" / ".itree-backup" / "held.json"
+    held.write_text('{"why": "the client had more", "before": {}}')
+    assert "Nothing is pruned on" in sync(one, other, "--prune") and len(other.good("mx1")) == 3
+    held.unlink()
     said = sync(one, other, "--prune")
     assert said.count("removing") >= 2 and len(other.good("mx1")) == 1 and len(one.good("mx1")) == 3

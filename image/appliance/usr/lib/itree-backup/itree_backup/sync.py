@@ -183,9 +183,13 @@ def host(base, other, source, bandwidth, prune):
                 wrong.append(str(err))
                 store.remove(name.removesuffix(GAPS), ".partial")
         copied.commit()
-        status = {**store.status(), **source.status(), "synced": int(time.time())}
-        store.write_status(status)
-        if prune:
+        status = source.status()
+        # What a run is doing just now is nothing to find on the copy later.
+        status = store.status() if status.get("state") == "running" else status
+        store.write_status({**status, "synced": int(time.time())})
+        if prune and source.held():
+            say(f"{source.name}: {source.held()}. Nothing is pruned on {other.volume} either")
+        elif prune:
             keep = config.host(base, source.name).keep if source.name in config.hosts(base) else base.keep
             retention.prune(store, keep, say)
     return number, total, wrong
