@@ -38,6 +38,19 @@ def run(*argv, ok=(0,), input_=None, **kwargs):
     return res.returncode, res.stdout
 
 
+def units_root(top, *trees):
+    """Make a root of files that packages or the image have, and of systemd's own units, for systemd-analyze."""
+    for tree in trees:
+        shutil.copytree(tree / "usr", top / "usr", symlinks=True, dirs_exist_ok=True)
+    (top / "etc").mkdir()
+    shutil.copy("/etc/os-release", top / "etc")
+    system = top / "usr" / "lib" / "systemd" / "system"
+    for path in pathlib.Path("/lib/systemd/system").iterdir():
+        if path.is_file() and not (system / path.name).exists():
+            shutil.copy(path, system)
+    return top
+
+
 def state(root, data=True):
     """All that is to be the same in a copy of a tree: names, kinds, owners, modes, times, data, links, attributes."""
     root, found, inodes = os.fsencode(root), {}, {}

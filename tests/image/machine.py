@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """The appliance's image in QEMU: booted, asked over ssh, switched off or cut from its power."""
 
+import os
 import pathlib
 import subprocess
 import sys
 import time
 
+import pytest
 import treebuild as tb
 from conftest import REPO, port, run
 
@@ -13,10 +15,19 @@ sys.path.append(str(REPO / "tests" / "vm"))
 
 import vm  # noqa: E402
 
+IMAGE = REPO / "build" / "image" / "itree-backup.raw"
 SLOW = 1800  # seconds that a boot may take without KVM on a busy machine
 # An emulated machine's clock goes on with its instructions: on a busy host nothing in it times out that would not
 # on an idle one.
 STEADY = ("-icount", "shift=1,sleep=on")
+
+
+def build_image(*options, keep=False, **env):
+    """Build the appliance's image, with more variables in the environment. keep: not if there is one."""
+    if os.geteuid():
+        pytest.skip("building the image wants the rights of root")
+    if not (keep and IMAGE.exists()):
+        run(REPO / "image" / "build", *options, env={**os.environ, **env}, timeout=7200)
 
 
 class Booted:

@@ -9,9 +9,8 @@ import time
 
 import pytest
 from conftest import APPLIANCE, REPO, run
-from machine import Booted
+from machine import IMAGE, Booted, build_image
 
-IMAGE = REPO / "build" / "image" / "itree-backup.raw"
 CUTS = int(os.environ.get("ITREE_CUTS", "20"))
 HOSTS = {
     "itree-backup.host.mx1": "[host]\nmethod = rsyncd\naddress = 127.0.0.1\npaths = mail\n",
@@ -48,10 +47,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def booted(tmp_path_factory):
-    if os.geteuid():
-        pytest.skip("building the image wants the rights of root")
-    if not IMAGE.exists():
-        run(REPO / "image" / "build", timeout=7200)
+    build_image(keep=True)
     made = Booted(tmp_path_factory.mktemp("image"), IMAGE, HOSTS)
     try:
         yield made.boot()

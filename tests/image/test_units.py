@@ -3,12 +3,10 @@
 
 import configparser
 import os
-import pathlib
 import re
-import shutil
 
 import pytest
-from conftest import APPLIANCE, COMMAND, run
+from conftest import APPLIANCE, COMMAND, run, units_root
 from itree_backup import volume
 
 UNITS = APPLIANCE / "usr" / "lib" / "systemd" / "system"
@@ -38,16 +36,7 @@ def services():
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """A root with our files and systemd's units, for systemd-analyze."""
-    top = tmp_path_factory.mktemp("root")
-    shutil.copytree(APPLIANCE / "usr", top / "usr", symlinks=True)
-    (top / "etc").mkdir()
-    shutil.copy("/etc/os-release", top / "etc")
-    system = pathlib.Path("/lib/systemd/system")
-    for path in system.iterdir():
-        where = top / "usr" / "lib" / "systemd" / "system" / path.name
-        if path.is_file() and not where.exists():
-            shutil.copy(path, where)
-    return top
+    return units_root(tmp_path_factory.mktemp("root"), APPLIANCE)
 
 
 def test_systemd_takes_them(root):

@@ -4,13 +4,11 @@
 import configparser
 import json
 import os
-import pathlib
 import re
-import shutil
 
 import pytest
 import treebuild as tb
-from conftest import APPLIANCE, REPO, run
+from conftest import APPLIANCE, REPO, run, units_root
 from itree_backup import setup
 
 EXTRA = REPO / "image" / "mkosi.extra"
@@ -172,14 +170,7 @@ def test_updates_have_the_names_that_are_looked_for(tmp_path, monkeypatch):
 
 
 def test_systemd_takes_the_units(tmp_path):
-    for tree in (APPLIANCE, EXTRA):
-        shutil.copytree(tree / "usr", tmp_path / "usr", symlinks=True, dirs_exist_ok=True)
-    (tmp_path / "etc").mkdir()
-    shutil.copy("/etc/os-release", tmp_path / "etc")
-    system = tmp_path / "usr" / "lib" / "systemd" / "system"
-    for path in pathlib.Path("/lib/systemd/system").iterdir():
-        if path.is_file() and not (system / path.name).exists():
-            shutil.copy(path, system)
+    units_root(tmp_path, APPLIANCE, EXTRA)
     names = [p.name for p in UNITS.iterdir() if p.is_file()]
     said = run("systemd-analyze", f"--root={tmp_path}", "--man=no", "verify", *names, ok=None)[1]
     told = [t for t in said.splitlines()

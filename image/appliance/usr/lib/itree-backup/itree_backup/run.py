@@ -3,7 +3,6 @@
 
 import contextlib
 import fcntl
-import json
 import os
 import shutil
 import stat
@@ -14,7 +13,7 @@ import time
 from . import outbox, report, retention, transfer, verify, warm
 from .errors import DAMAGED, GAPS, REFUSED, BackupError, Interrupted
 from .store import GAPS as WITH_GAPS
-from .store import Flusher, Tree, check_space, check_volume, damaged_in, free, state_directory, write_file
+from .store import Flusher, Tree, check_space, check_volume, damaged_in, free, state_directory
 from .sums import Sums
 from .transfer import show
 
@@ -69,13 +68,8 @@ def fetch_damaged(base, host, store, name, sums, linked, lock_fd):
     if not dropped:
         return dropped, []
     say(f"{store.name}: {len(dropped)} files were found damaged in older snapshots: fetching them again")
-    listed = store.meta / f"{name}.again"
-    listed.write_bytes(b"".join(path + b"\0" for path in sorted(dropped)))
-    try:
-        # Nothing to link to: what is like them is what is damaged.
-        transfer.transfer(base, host, root, [], store, name, lock_fd, listed)
-    finally:
-        listed.unlink()
+    # Nothing to link to: what is like them is what is damaged.
+    transfer.transfer(base, host, root, [], store, name, lock_fd, transfer.listing(sorted(dropped)))
     gone = [path for path in dropped if not os.path.lexists(os.path.join(os.fsencode(root), path))]
     for path in gone[:20]:
         say(f"{store.name}: {show(path)} is no longer on the client")
@@ -173,19 +167,15 @@ def fetch_renamed(base, host, store, name, outcome, linked, lock_fd):
         # What a client writes is not to lead out of its snapshot.
         found = {os.path.dirname(transfer.plain_name(n)) for n in outcome.vanished}
         places = sorted(p for p in found if b".." not in p.split(b"/"))
-        words, kind, what = b"".join(p + b"/\0" for p in places), "files", f"in {len(places)} directories"
+        words, kind = transfer.listing(p + b"/" for p in places), "files"
+        what = f"in {len(places)} directories"
         if outcome.trees or not places:
             # Where to, only the whole can show.
             words, kind, what = transfer.names_of(host), "below", "everywhere"
         say(f"{store.name}: {len(outcome.vanished)} names went while they were read: looking again {what}")
-        listed = store.meta / f"{name}.again"
-        listed.write_bytes(words)
         with contextlib.closing(Tree(root)) as tree:
             before = directories(tree, places)
-            try:
-                more = transfer.transfer(base, host, root, linked, store, name, lock_fd, listed, kind)
-            finally:
-                listed.unlink()
+            more = transfer.transfer(base, host, root, linked, store, name, lock_fd, words, kind)
             if kind == "files":
                 remove_new(tree, places, before)
         outcome.add(more)
@@ -320,7 +310,7 @@ def fetch(base, host, store, lock_fd, status, step):
                                            for (n, a), why in outcome.lost.items()})}  # fmt: skip
         last = store.status().get("last_good", "")
         record["kept_share"] = round(kept_share(store.record(last), record), 3)
-        write_file(store.record_path(name), json.dumps(record, indent=1, sort_keys=True) + "\n")
+        store.write_record(name, record)
         flusher.flush()
         store.publish(name + WITH_GAPS * bool(outcome.gaps))
         store.sums_of(name).unlink(missing_ok=True)
@@ -472,7 +462,7 @@ def verify_due(store, cycle):
                 new = [line for line in found.bad if line not in old]
                 known = len(found.bad) - len(new)
                 record.update(damaged=(old + new)[:100], damaged_files=damaged_in(record) + found.wrong - known)
-                write_file(store.record_path(name), json.dumps(record, indent=1, sort_keys=True) + "\n")
+                store.write_record(name, record)
             total.add(found, name)
         # These are of snapshots that were removed. Left in, they would be due each day, before what is there. An
         # interrupted run keeps its own.
@@ -497,7 +487,7 @@ def verify_host(store, names, adopt):
                 found = verify.snapshot(store.path / name, sums, since, adopt, f"{store.name} {name}")
                 record = {**store.record(name), "verified": int(time.time()), "damaged": found.bad,
                           "damaged_files": found.wrong}  # fmt: skip
-                write_file(store.record_path(name), json.dumps(record, indent=1, sort_keys=True) + "\n")
+                store.write_record(name, record)
                 say(f"{store.name} {name}: {found.right + found.skipped} files right, {found.wrong} damaged, "
                     f"{found.unknown} of which nothing is known")  # fmt: skip
                 total.add(found, name)

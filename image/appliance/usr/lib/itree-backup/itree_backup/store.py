@@ -301,6 +301,10 @@ class Store:
         """What was noted about a snapshot; {} if nothing can be read."""
         return read_json(self.record_path(name))
 
+    def write_record(self, name, record):
+        """Note what record() gives back."""
+        write_file(self.record_path(name), json.dumps(record, indent=1, sort_keys=True) + "\n")
+
     def damaged(self):
         """Files found damaged, summed over the snapshots that are there; a file that several share counts in each."""
         return sum(damaged_in(self.record(name)) for name in self.every())
@@ -339,9 +343,13 @@ def stores(base, name=None):
         if not store.path.is_dir() and name not in config.hosts(base):
             raise BackupError(f"there is no host '{name}', neither configured nor on the volume", USAGE)
         return [store]
+    return [Store(base, n) for n in sorted(on_volume(base) | set(config.hosts(base)))]
+
+
+def on_volume(base):
+    """Names of the hosts that have a directory on the volume. Raises BackupError."""
     check_volume(base)
-    found = {n for n in os.listdir(base.volume) if (base.volume / n / ".itree-backup").is_dir()}
-    return [Store(base, n) for n in sorted(found | set(config.hosts(base)))]
+    return {n for n in os.listdir(base.volume) if (base.volume / n / ".itree-backup").is_dir()}
 
 
 def state_directory():

@@ -11,14 +11,13 @@ that kept size and time but not its data is not taken from an older snapshot.
 
 import contextlib
 import dataclasses
-import json
 import os
 import time
 
 from . import config, configcopy, retention, transfer, verify
 from .errors import DAMAGED, USAGE, BackupError
 from .run import say, use_partials
-from .store import GAPS, MARKER, Flusher, Store, Tree, check_space, check_volume, init, write_file
+from .store import GAPS, MARKER, Flusher, Store, Tree, check_space, check_volume, init, on_volume
 from .sums import Sums
 from .transfer import show
 
@@ -90,12 +89,7 @@ def again(other, host, store, name, paths, lock_fd):
         for path in paths:
             with contextlib.suppress(FileNotFoundError):
                 tree.unlink(path)
-    listed = store.meta / f"{name}.again"
-    listed.write_bytes(b"".join(path + b"\0" for path in sorted(paths)))
-    try:
-        return transfer.transfer(other, host, root, [], store, name, lock_fd, listed)
-    finally:
-        listed.unlink()
+    return transfer.transfer(other, host, root, [], store, name, lock_fd, transfer.listing(sorted(paths)))
 
 
 def snapshot(base, other, source, store, name, bandwidth, lock_fd, seen, sums):
@@ -135,7 +129,7 @@ def snapshot(base, other, source, store, name, bandwidth, lock_fd, seen, sums):
         if names[0] != names[1]:
             raise BackupError(f"{what} has {names[0]} names and its copy {names[1]}: it is not counted", DAMAGED)
         record = {**source.record(name), "damaged": [], "damaged_files": 0, "synced": int(time.time())}
-        write_file(store.record_path(plain), json.dumps(record, indent=1, sort_keys=True) + "\n")
+        store.write_record(plain, record)
         flusher.flush()
         store.publish(name)
         store.sums_of(plain).unlink(missing_ok=True)
@@ -156,7 +150,6 @@ def set_aside(store, names):
             if store.sums_of(name).exists():
                 os.rename(store.sums_of(name), store.sums_of(fresh))
             os.rename(store.path / f"{name}.partial", store.path / f"{fresh}.partial")
-            time.sleep(1.01)  # names are a second apart
 
 
 def host(base, other, source, bandwidth, prune):
@@ -198,12 +191,12 @@ def host(base, other, source, bandwidth, prune):
 def run(base, path, names, bandwidth=0, fresh=False, prune=False):
     """Copy the snapshots of these hosts, or of all, that the volume mounted at path lacks. Raises BackupError."""
     other = volume(base, path, fresh)
-    found = sorted(p.name for p in base.volume.iterdir() if (p / ".itree-backup").is_dir())
-    unknown = sorted(set(names) - set(found))
+    found = on_volume(base)
+    unknown = sorted(set(names) - found)
     if unknown:
         raise BackupError(f"there are no snapshots of {', '.join(unknown)} on {base.volume}", USAGE)
     snapshots, total, wrong = 0, 0, []
-    for name in names or found:
+    for name in names or sorted(found):
         one = host(base, other, Store(base, name), bandwidth, prune)
         snapshots, total, wrong = snapshots + one[0], total + one[1], wrong + one[2]
     configcopy.save(other)

@@ -185,9 +185,14 @@ def place_of(host, path):
     return os.fsencode((path if host.method == "ssh" else path.partition("/")[2]).strip("/"))
 
 
+def listing(names):
+    """Names as rsync's --files-from has them, each ended by a 0."""
+    return b"".join(name + b"\0" for name in names)
+
+
 def names_of(host):
-    """The host's paths as rsync's --files-from has them, each ended by a 0."""
-    return b"".join((place_of(host, path) or b".") + b"\0" for path in host.paths)
+    """The host's paths as such a listing."""
+    return listing(place_of(host, path) or b"." for path in host.paths)
 
 
 # What --files-from means. names: these alone, if they are still there. trees: with all below them; they must be there.
@@ -373,16 +378,29 @@ def transfer(base, host, dest, link_dests, store, name, lock_fd, listed=None, ki
 
     dest must be empty, or have none of the files listed: rsync changes owner
     and mode of a file it finds there in place, and that file may be a link to
-    one of a good snapshot. listed, kind, checksums: as in command(); listed is more of the same run.
+    one of a good snapshot. listed: names, each ended by a 0, that alone are fetched; they are more of the same run.
+    kind, checksums: as in command().
     """
-    outcome, said, others, twice = Outcome(second=kind in ("files", "below")), [], [], set()
-    paths = None
-    if not listed and host.method != "local" and any(re.search(r"[*?[]", p) for p in host.paths):
+    more = listed is not None
+    if not more and host.method != "local" and any(re.search(r"[*?[]", p) for p in host.paths):
         # As arguments they would be patterns: data[1] is not to bring data1.
-        paths = store.meta / f"{name}.paths"
-        paths.write_bytes(names_of(host))
-    argv = command(base, host, dest, link_dests, store.meta / "parts", listed or paths, "trees" if paths else kind,
-                   store.left_out(), checksums)  # fmt: skip
+        listed, kind = names_of(host), "trees"
+    with contextlib.ExitStack() as stack:
+        path = None
+        if listed is not None:
+            path = store.meta / f"{name}.{'again' if more else 'paths'}"
+            path.write_bytes(listed)
+            stack.callback(path.unlink)
+        argv = command(base, host, dest, link_dests, store.meta / "parts", path, kind, store.left_out(), checksums)
+        return follow(argv, host, store, name, lock_fd, Outcome(second=kind in ("files", "below")), more)
+
+
+def follow(argv, host, store, name, lock_fd, outcome, more):
+    """Run rsync and note what it says in an Outcome, which is returned. Raises BackupError.
+
+    more: it belongs to a run that has noted sums already.
+    """
+    said, others, twice = [], [], set()
 
     def on_error(line):
         if not outcome.take(line) and line.startswith(("rsync", "ERROR")):
@@ -392,7 +410,7 @@ def transfer(base, host, dest, link_dests, store, name, lock_fd, listed=None, ki
         del said[:-50]
         print(f"{host.name}: {line}", file=sys.stderr, flush=True)
 
-    spool, progress = Spool(store.sums_of(name), "ab" if listed else "wb"), Progress(host.name)
+    spool, progress = Spool(store.sums_of(name), "ab" if more else "wb"), Progress(host.name)
     proc = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                             env=environ(), pass_fds=(lock_fd,), preexec_fn=with_parent)  # noqa: PLW1509  # fmt: skip
     try:
@@ -424,8 +442,6 @@ def transfer(base, host, dest, link_dests, store, name, lock_fd, listed=None, ki
         proc.stderr.close()
         spool.sync()
         spool.handle.close()
-        if paths:
-            paths.unlink()
     # On a full volume an attribute does not fit either.
     full = outcome.lost and free(store.path)[0] < FULL
     known = (outcome.gaps or outcome.refused or outcome.lost or outcome.trees) and not others and not full
