@@ -73,6 +73,15 @@ enum ext4_itree_order {
 	EXT4_ITREE_INODE_ORDER,
 };
 
+/*
+ * Do readers get the orders and positions of itree_pos.c?  With the feature,
+ * and until unmount when that has been cleared.
+ */
+static inline bool ext4_itree_orders(struct super_block *sb)
+{
+	return READ_ONCE(EXT4_SB(sb)->s_itree_orders);
+}
+
 /* itree_scan.c: readdir in inode order */
 int ext4_itree_readdir(struct file *file, struct dir_context *ctx,
 		       struct ext4_itree_scan *s);
@@ -113,6 +122,13 @@ void ext4_itree_block_trigger(struct jbd2_buffer_trigger_type *triggers,
 
 /* itree_ahead.c: reading ahead of look-ups */
 void ext4_itree_ahead_miss(struct inode *dir, ext4_lblk_t block);
+
+/* itree_switch.c: the feature of a mounted file system */
+bool ext4_itree_build_begin(struct super_block *sb);
+void ext4_itree_build_end(struct super_block *sb);
+
+/* In ioctl.c, for itree_switch.c */
+int ext4_itree_set_feature(struct super_block *sb, bool on);
 
 /* itree_online.c, itree_ioctl.c: trees of directories in use */
 void ext4_itree_log(struct inode *dir, u64 key, bool gone);

@@ -568,12 +568,15 @@ static void build(handle_t *handle, struct inode *dir)
 	struct buffer_head *bh[EXT4_ITREE_SORT_BLOCKS];
 	int err = -EAGAIN;
 
+	if (!ext4_itree_build_begin(dir->i_sb))
+		return;
 	held = hold_blocks(dir, bh, blocks);
 	if (held == blocks)
 		err = gather_and_load(handle, dir, &keys);
 	while (held)
 		brelse(bh[--held]);
 	if (err) {
+		ext4_itree_build_end(dir->i_sb);
 		/*
 		 * Later, when the transaction has room and all blocks are in
 		 * memory, or by a task that is not being killed.
@@ -584,6 +587,7 @@ static void build(handle_t *handle, struct inode *dir)
 	}
 	ext4_set_inode_flag(dir, EXT4_INODE_ITREE);
 	err = ext4_mark_inode_dirty(handle, dir);
+	ext4_itree_build_end(dir->i_sb);
 	if (err)
 		ext4_std_error(dir->i_sb, err);
 	ext4_itree_count(dir->i_sb, EXT4_ITREE_BUILDS, 1);
@@ -768,7 +772,7 @@ void ext4_itree_renumber(handle_t *handle, struct inode *dir,
 	struct ext4_itree et;
 	int err;
 
-	if (!ext4_has_feature_itree(dir->i_sb) ||
+	if (!ext4_itree_orders(dir->i_sb) ||
 	    le32_to_cpu(de->inode) == old_ino)
 		return;
 	ext4_itree_readers_renumber(dir, de);

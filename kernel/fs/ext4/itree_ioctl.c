@@ -237,6 +237,8 @@ static int check_args(const struct ext4_itree_args *a)
 		break;
 	case EXT4_ITREE_OP_DROP:
 	case EXT4_ITREE_OP_CHECK:
+	case EXT4_ITREE_OP_ON:
+	case EXT4_ITREE_OP_OFF:
 		break;
 	default:
 		return -EINVAL;
@@ -252,6 +254,11 @@ static int check_args(const struct ext4_itree_args *a)
 static void clear_results(struct ext4_itree_args *a)
 {
 	memset_startat(a, 0, ia_state);
+}
+
+static bool is_switch(const struct ext4_itree_args *a)
+{
+	return a->ia_op == EXT4_ITREE_OP_ON || a->ia_op == EXT4_ITREE_OP_OFF;
 }
 
 static int do_op(struct file *file, struct ext4_itree_args *a)
@@ -293,10 +300,18 @@ int ext4_ioctl_itree(struct file *file, void __user *arg)
 	err = check_args(&a);
 	if (err)
 		return err;
-	if (!ext4_has_feature_itree(dir->i_sb))
+	if (!ext4_has_feature_itree(dir->i_sb) && !is_switch(&a))
 		return -EOPNOTSUPP;
 	if (ext4_forced_shutdown(dir->i_sb))
 		return -EIO;
+	if (is_switch(&a)) {
+		if (!capable(CAP_SYS_ADMIN))
+			return -EPERM;
+		clear_results(&a);
+		err = ext4_itree_switch(file, &a);
+		/* A call that failed has results, too: the reason, trees gone. */
+		return copy_to_user(arg, &a, sizeof(a)) ? -EFAULT : err;
+	}
 	/* Reading everything keeps writers out. */
 	if ((a.ia_op != EXT4_ITREE_OP_STAT ||
 	     (a.ia_flags & EXT4_ITREE_VERIFY)) &&

@@ -6,19 +6,23 @@
  * Errors:
  *  ENOTTY	the kernel does not know itrees, or this is not ext4
  *  ENOTDIR	not a directory
- *  EOPNOTSUPP	the file system lacks the itree feature
+ *  EOPNOTSUPP	the file system lacks the itree feature, or cannot have it (ON)
  *  ENODATA	a directory of a kind that has no tree: without an htree,
  *		with block maps, or kept in its inode (BUILD)
  *  EINVAL	unknown version, op or flag, or a reserved field is not 0
- *  EPERM	neither the directory's owner nor capable; or it is immutable
- *  EROFS	read-only file system (BUILD, DROP)
- *  EBUSY	a build or drop of this directory is under way
+ *  EPERM	neither the directory's owner nor capable (ON, OFF: without
+ *		CAP_SYS_ADMIN); or the directory is immutable
+ *  EROFS	read-only file system (BUILD, DROP, ON, OFF)
+ *  EBUSY	a build or drop of this directory, a change of the feature, or
+ *		(ON, OFF) an online resize is under way
  *  EAGAIN	the directory changed faster than the build could follow
  *  EINTR	a signal came; a build is undone, nothing else is lost
  *  ENOENT	the directory has been removed meanwhile
- *  EUCLEAN	the directory itself is corrupt: run e2fsck
+ *  EUCLEAN	the directory itself is corrupt, or (ON) the file system has
+ *		recorded errors: run e2fsck
  *  ENOMEM, ENOSPC, EDQUOT, EFBIG, EIO as usual
- * After an error of BUILD the directory has no tree, or the one that it had.
+ * After an error of BUILD the directory has no tree, or the one that it had;
+ * after one of ON or OFF the feature is as it was, and trees may be gone.
  */
 #ifndef _EXT4_ITREE_IOCTL_H
 #define _EXT4_ITREE_IOCTL_H
@@ -33,6 +37,9 @@
 #define EXT4_ITREE_OP_BUILD	1
 #define EXT4_ITREE_OP_DROP	2
 #define EXT4_ITREE_OP_CHECK	3
+/* The feature of the file system that the directory is of. */
+#define EXT4_ITREE_OP_ON	4
+#define EXT4_ITREE_OP_OFF	5	/* drops all trees first */
 
 /* ia_flags */
 #define EXT4_ITREE_FORCE	0x1	/* BUILD: even if there is a tree */
@@ -41,7 +48,8 @@
 /* ia_state */
 #define EXT4_ITREE_HAS_TREE	0x1	/* there is one, now */
 #define EXT4_ITREE_BAD		0x2	/* it breaks a rule: see ia_why */
-#define EXT4_ITREE_CHANGED	0x4	/* this call built or dropped it */
+#define EXT4_ITREE_CHANGED	0x4	/* this call built or dropped it, or
+					 * set or cleared the feature */
 #define EXT4_ITREE_POSSIBLE	0x8	/* the directory can have one */
 
 /* id_what */
@@ -67,7 +75,7 @@ struct ext4_itree_args {
 	/* To the caller, when the call succeeded. */
 	__u32	ia_state;
 	__u32	ia_depth;		/* levels of the tree */
-	__u64	ia_keys;		/* in the tree */
+	__u64	ia_keys;		/* in the tree; ON, OFF: trees dropped */
 	__u64	ia_names;		/* of the directory (BUILD, CHECK) */
 	__u64	ia_missing;		/* CHECK */
 	__u64	ia_extra;		/* CHECK */
@@ -83,7 +91,8 @@ struct ext4_itree_args {
 	__u32	ia_locked_us;		/* BUILD: writers shut out at the end */
 	__u32	ia_why_block;		/* bad tree: in this block of it */
 	__u32	ia_block_size;
-	char	ia_why[64];		/* bad tree: the reason */
+	char	ia_why[64];		/* bad tree: the reason; ON: that of
+					 * EOPNOTSUPP and EUCLEAN */
 	__u64	ia_reserved_out[4];
 };
 

@@ -107,6 +107,8 @@ int ext4_itree_check_stop(struct ext4_itree_builder *b)
 		return -EINTR;
 	if (ext4_forced_shutdown(b->dir->i_sb))
 		return -EIO;
+	if (READ_ONCE(EXT4_SB(b->dir->i_sb)->s_itree_switching))
+		return -EBUSY;
 	/* Seen late without the lock, at the end with it. */
 	return READ_ONCE(b->err);
 }

@@ -400,8 +400,11 @@ static int register_builder(struct ext4_itree_builder *b)
 	if (!d)
 		return -ENOMEM;
 	inode_lock(dir);
-	err = d->builder ? -EBUSY :
-	      IS_DEADDIR(dir) ? -ENOENT : IS_IMMUTABLE(dir) ? -EPERM : 0;
+	err = d->builder ? -EBUSY : IS_DEADDIR(dir) ? -ENOENT : 0;
+	/* To free trees with the feature changes nothing that users see. */
+	if (!err && IS_IMMUTABLE(dir) &&
+	    (build || b->args->ia_op == EXT4_ITREE_OP_DROP))
+		err = -EPERM;
 	if (!err && keep && ext4_dir_has_itree(dir) &&
 	    !ext4_test_inode_state(dir, EXT4_STATE_ITREE_BAD))
 		err = 1;
@@ -429,13 +432,13 @@ static void unregister_builder(struct ext4_itree_builder *b)
 }
 
 static int init_builder(struct ext4_itree_builder *b, struct file *file,
-			struct ext4_itree_args *a)
+			struct inode *dir, struct ext4_itree_args *a)
 {
 	int err;
 
 	memset(b, 0, sizeof(*b));
 	b->file = file;
-	b->dir = file_inode(file);
+	b->dir = dir;
 	b->args = a;
 	INIT_LIST_HEAD(&b->log);
 	ext4_itree_keys_init(&b->keys);
@@ -463,14 +466,17 @@ static int init_builder(struct ext4_itree_builder *b, struct file *file,
  */
 int ext4_itree_build_online(struct file *file, struct ext4_itree_args *a)
 {
+	struct super_block *sb = file_inode(file)->i_sb;
 	struct ext4_itree_builder b;
 	int err;
 
 	if (!ext4_itree_possible(file_inode(file)))
 		return -ENODATA;
-	err = init_builder(&b, file, a);
+	if (!ext4_itree_build_begin(sb))
+		return ext4_has_feature_itree(sb) ? -EBUSY : -EOPNOTSUPP;
+	err = init_builder(&b, file, file_inode(file), a);
 	if (err)
-		return err;
+		goto out;
 	err = register_builder(&b);
 	if (!err) {
 		err = free_segment(&b);
@@ -489,6 +495,8 @@ int ext4_itree_build_online(struct file *file, struct ext4_itree_args *a)
 	}
 	if (b.can_write)
 		mnt_drop_write_file(file);
+out:
+	ext4_itree_build_end(sb);
 	return min(err, 0);
 }
 
@@ -502,13 +510,34 @@ int ext4_itree_build_online(struct file *file, struct ext4_itree_args *a)
  */
 int ext4_itree_drop_online(struct file *file, struct ext4_itree_args *a)
 {
+	struct super_block *sb = file_inode(file)->i_sb;
+	int err;
+
+	if (!ext4_itree_build_begin(sb))
+		return ext4_has_feature_itree(sb) ? -EBUSY : -EOPNOTSUPP;
+	err = ext4_itree_drop_dir(file, file_inode(file), a);
+	ext4_itree_build_end(sb);
+	return err;
+}
+
+/**
+ * ext4_itree_drop_dir - the same, for a directory that need not be open
+ * @file: any open directory of the file system
+ * @dir: directory, on which a reference is held
+ * @a: figures out
+ *
+ * Works without the feature, too.
+ */
+int ext4_itree_drop_dir(struct file *file, struct inode *dir,
+			struct ext4_itree_args *a)
+{
 	struct ext4_itree_builder b;
 	int err;
 
-	if (!ext4_test_inode_flag(file_inode(file), EXT4_INODE_EXTENTS) ||
-	    ext4_has_inline_data(file_inode(file)))
+	if (!ext4_test_inode_flag(dir, EXT4_INODE_EXTENTS) ||
+	    ext4_has_inline_data(dir))
 		return 0;
-	err = init_builder(&b, file, a);
+	err = init_builder(&b, file, dir, a);
 	if (err)
 		return err;
 	err = register_builder(&b);

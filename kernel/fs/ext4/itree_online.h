@@ -61,6 +61,9 @@ void ext4_itree_free_log(struct list_head *log);
 
 int ext4_itree_build_online(struct file *file, struct ext4_itree_args *a);
 int ext4_itree_drop_online(struct file *file, struct ext4_itree_args *a);
+int ext4_itree_drop_dir(struct file *file, struct inode *dir,
+			struct ext4_itree_args *a);
+int ext4_itree_switch(struct file *file, struct ext4_itree_args *a);
 bool ext4_itree_possible(struct inode *dir);
 
 #endif /* _EXT4_ITREE_ONLINE_H */
