@@ -16,7 +16,7 @@ FIELDS = (
 ).split()
 DIFF = struct.Struct("=IIII")
 EXT4_IOC_ITREE = 3 << 30 | ARGS.size << 16 | ord("f") << 8 | 96
-STAT, BUILD, DROP, CHECK = range(4)
+STAT, BUILD, DROP, CHECK, ON, OFF = range(6)
 FORCE, VERIFY = 1, 2
 HAS_TREE, BAD, CHANGED, POSSIBLE = 1, 2, 4, 8
 MISSING, EXTRA = 1, 2
@@ -31,7 +31,12 @@ def itree_fd(fd: int, op: int, flags: int = 0, diffs: int = 0, version: int = 1,
     room = ctypes.create_string_buffer(DIFF.size * max(diffs, 1))
     head = (version, op, flags, diffs, ctypes.addressof(room) if diffs else 0, 0, 0, reserved)
     raw = bytearray(ARGS.pack(*head, *[0] * 18, b"", *[0] * 4))
-    fcntl.ioctl(fd, EXT4_IOC_ITREE, raw, True)
+    try:
+        fcntl.ioctl(fd, EXT4_IOC_ITREE, raw, True)
+    except OSError as err:
+        # ON gives its reason.
+        err.why = ARGS.unpack(raw)[FIELDS.index("why")].rstrip(b"\0").decode()
+        raise
     answer = Answer(**dict(zip(FIELDS, ARGS.unpack(raw), strict=True)))
     answer.why = answer.why.rstrip(b"\0").decode()
     answer.found = [DIFF.unpack_from(room, DIFF.size * i)[:3] for i in range(answer.nr_diffs)]
@@ -53,3 +58,12 @@ def errno_of(path, op: int, flags: int = 0, **more) -> int:
     except OSError as err:
         return err.errno
     return 0
+
+
+def refused(path, op: int) -> OSError:
+    """The error of a call that must fail; its `why` is the kernel's reason."""
+    try:
+        itree(path, op)
+    except OSError as err:
+        return err
+    raise AssertionError(f"operation {op} on {path} did not fail")
