@@ -64,13 +64,34 @@ def before_the_feature():
     assert (info["kernel_feature"], info["module_feature"]) == (not beside, beside), info
     assert bool(info["kernel_advice"]) == beside and not info["volumes"][0]["itree"], info
     assert not found()
+    assert info["volumes"][0]["switchable"], info
     assert "lacks the itree feature" in tree(ok=False)["msg"]
-    assert "is mounted at /mnt" in module("itree_feature", device=DEVICE, tools=TOOLS, ok=False)["msg"]
+
+
+def feature(online, **args):
+    answer = module("itree_feature", device=DEVICE, tools=TOOLS, **args)
+    assert answer["changed"] and answer["online"] == online and answer["checked"] != online, answer
+
+
+def in_use():
+    """On and off while it is mounted."""
+    with open(f"{MOUNT}/open", "w", encoding="utf-8") as held:
+        feature(True, check=True)
+        assert not module("itree_volume_info", volumes=[MOUNT])["volumes"][0]["itree"]
+        feature(True)
+        assert not module("itree_feature", device=DEVICE, tools=TOOLS)["changed"]
+        assert tree()["changed"] and found()
+        feature(True, state="absent")
+        assert not found()
+        held.write("still open\n")
+    subprocess.run(["mount", "-o", "remount,ro", MOUNT], check=True)
+    assert "cannot change it there" in module("itree_feature", device=DEVICE, tools=TOOLS, ok=False)["msg"]
+    subprocess.run(["umount", MOUNT], check=True)
 
 
 def turn_it_on():
-    assert module("itree_feature", device=DEVICE, tools=TOOLS, check=True)["changed"]
-    assert module("itree_feature", device=DEVICE, tools=TOOLS)["changed"]
+    feature(False, check=True)
+    feature(False)
     subprocess.run(["mount", "-t", TYPE, DEVICE, MOUNT], check=True)
     (volume,) = module("itree_volume_info", volumes=[MOUNT])["volumes"]
     assert volume["itree"] and not volume["read_only"] and volume["mounted_at"] == [MOUNT], volume
@@ -98,7 +119,7 @@ def build_check_drop():
 def main():
     subprocess.run(["mount", "-t", TYPE, DEVICE, MOUNT], check=True)
     before_the_feature()
-    subprocess.run(["umount", MOUNT], check=True)
+    in_use()
     turn_it_on()
     build_check_drop()
     subprocess.run(["umount", MOUNT], check=True)

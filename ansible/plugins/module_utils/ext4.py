@@ -12,6 +12,7 @@ import re
 import stat
 import struct
 
+SYSFS = "/sys/fs"
 KERNEL_FEATURES = "/sys/fs/ext4/features"
 # ext4, and the module with the itree that a host may have beside it
 TYPES = ("ext4", "ext4itree")
@@ -208,6 +209,14 @@ class Volume:
         self.mounts = [m for m in table if m.dev in users(self.device)]
         self.root = any(m.point == "/" for m in self.mounts)
 
+    @property
+    def switchable(self):
+        """Whether the kernel can set and clear the feature while it is mounted, as it is."""
+        return bool(self.mounts) and all(
+            not m.read_only and os.path.exists(os.path.join(SYSFS, m.fstype, "features", "itree_switch"))
+            for m in self.mounts
+        )
+
     def info(self):
         """As a dictionary, for the answer of a module."""
         free = None
@@ -222,6 +231,7 @@ class Volume:
             "mounted_at": [m.point for m in self.mounts],
             "read_only": any(m.read_only for m in self.mounts),
             "root": self.root,
+            "switchable": self.switchable,
             "errors": self.super.errors,
             "free_percent": free,
         }

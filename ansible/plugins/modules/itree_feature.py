@@ -1,17 +1,19 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-2.0-only
-"""The itree feature of a volume that is not in use."""
+"""The itree feature of a volume."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: itree_feature
-short_description: Turn the itree feature of an unmounted ext4 volume on or off
+short_description: Turn the itree feature of an ext4 volume on or off
 version_added: "0.1.0"
 description:
-  - Checks the volume with C(e2fsck -f -p), then turns the feature on or off with C(tune2fs), then looks whether it is.
-  - Nothing is ever forced. A volume that is in use, the root file system and a volume with errors that C(e2fsck -p)
-    does not mend are refused, with advice.
+  - A mounted volume is changed by the kernel, while it is in use, if the kernel is one that can; see RV(online).
+  - One that is not mounted is checked with C(e2fsck -f -p) first. C(tune2fs) turns the feature on or off in both cases,
+    and the module looks afterwards whether it is.
+  - Nothing is ever forced. The root file system, a volume with errors that C(e2fsck -p) does not mend, and a volume in
+    use under a kernel that cannot change it then are refused, with advice.
   - Turning it off frees all trees. No file, name or directory changes.
 options:
   device:
@@ -48,6 +50,7 @@ attributes:
     description:
       - Does the same checks, with C(e2fsck -f -n), which changes nothing.
       - A volume whose journal has to be replayed first is not checked by C(e2fsck) in check mode.
+      - Whether the kernel will change a mounted volume is not tried in check mode.
     support: full
   diff_mode:
     description: Tells of the feature.
@@ -69,6 +72,10 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+online:
+  description: Whether the volume is changed while it is mounted.
+  returned: success
+  type: bool
 checked:
   description: Whether e2fsck has looked at the volume.
   returned: success
@@ -102,7 +109,7 @@ class Feature:
         tools = module.params["tools"]
         where = [tools] if tools else []
         self.where = [*where, "/usr/sbin", "/sbin"]
-        self.answer = {"checked": False, "repaired": False}
+        self.answer = {"online": False, "checked": False, "repaired": False}
 
     def fail(self, msg):
         self.module.fail_json(msg=f"{self.device}: {msg}", **self.answer)
@@ -134,15 +141,19 @@ class Feature:
             )
 
     def refuse_in_use(self):
-        """Whether the volume is mounted and may be, in check mode."""
+        """Whether the volume is mounted and may be: the kernel can change it then, or this is check mode."""
         points = [m.point for m in self.volume.mounts]
+        if self.volume.switchable:
+            self.answer["online"] = True
+            return True
         if points and self.module.check_mode and self.module.params["assume_unmounted"]:
             return True
         if points:
             commands = "; ".join(f"umount {shlex.quote(p)}" for p in points)
             self.fail(
-                f"it is mounted at {', '.join(points)}. Stop what uses it, unmount it ({commands}) and run this again; "
-                "the role itree.storage.feature does that with itree_feature_unmount: true"
+                f"it is mounted at {', '.join(points)}, and this kernel cannot change it there. Stop what uses it, "
+                f"unmount it ({commands}) and run this again; the role itree.storage.feature does that with "
+                "itree_feature_unmount: true"
             )
         if not stat.S_ISBLK(os.stat(self.device).st_mode) and ext4.users(self.device):
             self.fail("a loop device is attached to it; detach that (losetup -d), or name the loop device instead")

@@ -100,6 +100,9 @@ volumes:
     root:
       description: Whether it is the root file system.
       type: bool
+    switchable:
+      description: Whether it is mounted, and the kernel can turn the feature on and off while it is.
+      type: bool
     errors:
       description: The errors that the kernel has recorded in the superblock.
       type: int
