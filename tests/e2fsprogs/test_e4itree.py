@@ -56,7 +56,7 @@ def test_version():
 @pytest.mark.parametrize(
     "args, says",
     [
-        ([], "build, drop, check or stat?"),
+        ([], "build, drop, check, stat or arrange?"),
         (["mend", "."], "unknown command mend"),
         (["build"], "no directory given"),
         (["build", "--min-blocks", "many", "."], "not a number: many"),
@@ -66,6 +66,10 @@ def test_version():
         (["check", "--verify", "."], "for stat only"),
         (["stat", "--dry-run", "."], "changes nothing"),
         (["build", "--nonsense", "."], "nonsense"),
+        (["build", "--min-files", "3", "."], "for arrange only"),
+        (["arrange", "--force", "."], "for build only"),
+        (["arrange", "--max-size", "1 M", "."], "not a number: 1 M"),
+        (["arrange", "--max-size", "16385", "."], "at most 16384"),
     ],
 )
 def test_wrong_usage(args, says):

@@ -26,6 +26,10 @@
 #include "../version.h"
 
 #define MIN_BLOCKS	16
+/* Of arrange: small files of a directory, KiB of a file, and the most. */
+#define MIN_FILES	64
+#define MAX_SIZE	128UL
+#define MOST_SIZE	16384UL
 
 struct e4itree_options opt;
 struct e4itree_sum sum;
@@ -55,6 +59,8 @@ static void catch_signals(void)
 	sigaction(SIGTERM, &sa, NULL);
 	sigaction(SIGHUP, &sa, NULL);
 	sigaction(SIGALRM, &sa, NULL);
+	/* Another program opens a file on which arrange has a lease. */
+	signal(SIGIO, SIG_IGN);
 }
 
 /* --- the operations --- */
@@ -212,6 +218,8 @@ static int visit(int fd)
 
 	sum.dirs++;
 	progress_show(0);
+	if (opt.op == OP_ARRANGE)
+		return arrange(fd);
 	err = call(fd, EXT4_ITREE_OP_STAT, 0, &st, NULL);
 	if (err == EINTR)
 		return 0;
@@ -340,16 +348,19 @@ static void start(const char *arg)
 static void usage(FILE *to)
 {
 	fprintf(to,
-"Usage: e4itree build|drop|check|stat [options] DIRECTORY...\n"
+"Usage: e4itree build|drop|check|stat|arrange [options] DIRECTORY...\n"
 "\n"
 "Builds, drops, checks or reports the itrees of directories of mounted ext4\n"
-"file systems.  The directories can be used meanwhile.\n"
+"file systems, or puts the data of small files in the order of their inodes.\n"
+"Directories and files can be used meanwhile.\n"
 "\n"
 "  -r, --recursive     all directories below too, on the same file system\n"
 "      --min-blocks N  build: only directories of at least N blocks (16)\n"
 "  -f, --force         build: rebuild trees that exist\n"
 "      --verify        stat: read the whole tree and tell how full it is\n"
-"  -n, --dry-run       build, drop: tell what would be done\n"
+"      --min-files N   arrange: only directories of at least N small files (64)\n"
+"      --max-size N    arrange: only files of at most N KiB (128)\n"
+"  -n, --dry-run       build, drop, arrange: tell what would be done\n"
 "  -v, --verbose       also tell of directories with which nothing was done\n"
 "  -q, --quiet         tell of errors and differences only\n"
 "      --progress      show progress even if this is not a terminal\n"
@@ -361,11 +372,13 @@ static void usage(FILE *to)
 "3 kernel or file system lacks itrees; 128 + N ended by signal N.\n");
 }
 
-enum { O_MIN_BLOCKS = 256, O_VERIFY, O_PROGRESS };
+enum { O_MIN_BLOCKS = 256, O_MIN_FILES, O_MAX_SIZE, O_VERIFY, O_PROGRESS };
 
 static const struct option longopts[] = {
 	{ "recursive", no_argument, NULL, 'r' },
 	{ "min-blocks", required_argument, NULL, O_MIN_BLOCKS },
+	{ "min-files", required_argument, NULL, O_MIN_FILES },
+	{ "max-size", required_argument, NULL, O_MAX_SIZE },
 	{ "force", no_argument, NULL, 'f' },
 	{ "verify", no_argument, NULL, O_VERIFY },
 	{ "dry-run", no_argument, NULL, 'n' },
@@ -389,6 +402,11 @@ static void take_op(const char *name)
 	static const char *const names[] = { "stat", "build", "drop", "check" };
 	int i;
 
+	if (!strcmp(name, "arrange")) {
+		opt.op = OP_ARRANGE;
+		opt.op_name = "arrange";
+		return;
+	}
 	for (i = 0; i < 4; i++)
 		if (!strcmp(name, names[i]))
 			break;
@@ -398,12 +416,28 @@ static void take_op(const char *name)
 	opt.op_name = names[i];
 }
 
-static void take_options(int argc, char **argv)
+static unsigned long take_number(const char *option, const char *arg)
 {
-	int c, build_only = 0, show = isatty(STDERR_FILENO);
+	unsigned long n;
 	char *end;
 
+	errno = 0;
+	n = strtoul(arg, &end, 10);
+	if (errno || *arg < '0' || *arg > '9' || *end) {
+		fprintf(stderr, "e4itree: %s: not a number: %s\n"
+			"Try e4itree --help.\n", option, arg);
+		exit(EXIT_USAGE);
+	}
+	return n;
+}
+
+static void take_options(int argc, char **argv)
+{
+	int c, build_only = 0, arrange_only = 0, show = isatty(STDERR_FILENO);
+
 	opt.min_blocks = MIN_BLOCKS;
+	opt.min_files = MIN_FILES;
+	opt.max_size = MAX_SIZE << 10;
 	while ((c = getopt_long(argc, argv, "rfnvqjVh", longopts, NULL)) != -1)
 		switch (c) {
 		case 'r':
@@ -413,11 +447,19 @@ static void take_options(int argc, char **argv)
 			opt.force = build_only = 1;
 			break;
 		case O_MIN_BLOCKS:
-			errno = 0;
-			opt.min_blocks = strtoul(optarg, &end, 10);
-			if (errno || !*optarg || *end || *optarg == '-')
-				wrong("--min-blocks: not a number: ", optarg);
+			opt.min_blocks = take_number("--min-blocks", optarg);
 			build_only = 1;
+			break;
+		case O_MIN_FILES:
+			opt.min_files = take_number("--min-files", optarg);
+			arrange_only = 1;
+			break;
+		case O_MAX_SIZE:
+			opt.max_size = take_number("--max-size", optarg);
+			if (opt.max_size > MOST_SIZE)
+				wrong("--max-size: at most 16384: ", optarg);
+			opt.max_size <<= 10;
+			arrange_only = 1;
 			break;
 		case O_VERIFY:
 			opt.verify = 1;
@@ -449,14 +491,16 @@ static void take_options(int argc, char **argv)
 			exit(EXIT_USAGE);
 		}
 	if (optind == argc)
-		wrong("build, drop, check or stat?", "");
+		wrong("build, drop, check, stat or arrange?", "");
 	take_op(argv[optind++]);
 	if (build_only && opt.op != EXT4_ITREE_OP_BUILD)
 		wrong("--force and --min-blocks are for build only", "");
+	if (arrange_only && opt.op != OP_ARRANGE)
+		wrong("--min-files and --max-size are for arrange only", "");
 	if (opt.verify && opt.op != EXT4_ITREE_OP_STAT)
 		wrong("--verify is for stat only; check verifies always", "");
 	if (opt.dry_run && opt.op != EXT4_ITREE_OP_BUILD &&
-	    opt.op != EXT4_ITREE_OP_DROP)
+	    opt.op != EXT4_ITREE_OP_DROP && opt.op != OP_ARRANGE)
 		wrong("--dry-run: this command changes nothing anyway", "");
 	if (optind == argc)
 		wrong("no directory given", "");
@@ -469,6 +513,8 @@ int main(int argc, char **argv)
 
 	take_options(argc, argv);
 	catch_signals();
+	if (opt.op == OP_ARRANGE)
+		arrange_be_idle();
 	/* A file descriptor is held for each level below the argument. */
 	if (!getrlimit(RLIMIT_NOFILE, &files)) {
 		files.rlim_cur = files.rlim_max;

@@ -21,6 +21,9 @@ enum exit_code {
 	EXIT_SIGNAL = 128	/* + number of the signal */
 };
 
+/* The command that the kernel does not know: e4itree_arrange.c */
+#define OP_ARRANGE	100
+
 extern struct e4itree_options {
 	int		op;
 	const char	*op_name;
@@ -33,6 +36,8 @@ extern struct e4itree_options {
 	int		progress;
 	int		verify;
 	unsigned long	min_blocks;
+	unsigned long	min_files;
+	unsigned long	max_size;
 } opt;
 
 extern struct e4itree_sum {
@@ -63,6 +68,24 @@ void report_bad(const struct ext4_itree_args *a);
 void report_diffs(const struct ext4_itree_args *a,
 		  const struct ext4_itree_diff *d);
 void report_lacking(int err);
+
+/* What has become of a directory's files. */
+struct arrange_result {
+	unsigned long long files;	/* that can be moved */
+	unsigned long long wanted;	/* files of runs that were scattered */
+	unsigned long long moved;
+	unsigned long long bytes;
+	unsigned long long busy;	/* open, changed or gone meanwhile */
+	unsigned long long scattered;	/* for want of free space in one piece */
+	unsigned long long before;	/* reads, in the order of the inodes */
+	unsigned long long after;
+};
+
+int arrange(int fd);
+void arrange_be_idle(void);
+void arrange_skip(const char *result, const char *why);
+void report_arranged(const struct arrange_result *r);
+void progress_files(const char *what, unsigned long long nr);
 void report_summary(void);
 
 #endif /* E4ITREE_H */

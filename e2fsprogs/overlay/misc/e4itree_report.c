@@ -166,6 +166,9 @@ void fail(int err, const char *what)
 			"extents; e2fsck -fD makes htrees)";
 	else if (err == EUCLEAN || err == EBADMSG)
 		todo = ": unmount the file system and run e2fsck on it";
+	else if (opt.op == OP_ARRANGE && (err == ENOSPC || err == EDQUOT))
+		todo = ": 64 MiB and a fiftieth of the file system are to be "
+			"free";
 	else if (err == ENOSPC || err == EDQUOT)
 		todo = ": free some space; a tree takes about 8 to 16 bytes "
 			"a name";
@@ -288,15 +291,81 @@ void report_diffs(const struct ext4_itree_args *a,
 		       "no key" : "no name");
 }
 
+/* --- arrange --- */
+
+void progress_files(const char *what, unsigned long long nr)
+{
+	static struct timespec last;
+	struct timespec now;
+
+	if (!opt.progress || nr % 64)
+		return;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	if (now.tv_sec == last.tv_sec && now.tv_nsec - last.tv_nsec < 200000000)
+		return;
+	last = now;
+	fprintf(stderr, "\r\033[K%llu directories, %llu done: %.200s: %s "
+		"%llu files", sum.dirs, sum.done, path, what, nr);
+	fflush(stderr);
+}
+
+void arrange_skip(const char *result, const char *why)
+{
+	struct ext4_itree_args a;
+
+	memset(&a, 0, sizeof(a));
+	skip(result, &a, why);
+}
+
+void report_arranged(const struct arrange_result *r)
+{
+	sum.done++;
+	sum.entries += r->moved;
+	if (opt.json) {
+		json_begin(opt.dry_run ? "would-arrange" : "arranged");
+		printf(", \"files\": %llu, \"scattered\": %llu, \"moved\": "
+		       "%llu, \"bytes\": %llu, \"busy\": %llu, "
+		       "\"no_place\": %llu, \"reads_before\": %llu, "
+		       "\"reads_after\": %llu", r->files, r->wanted, r->moved,
+		       r->bytes, r->busy, r->scattered, r->before, r->after);
+		json_end();
+		return;
+	}
+	if (opt.quiet)
+		return;
+	progress_clear();
+	if (opt.dry_run) {
+		printf("%s: would move %llu of %llu files; in the order of the "
+		       "inodes they take %llu reads now\n", path, r->wanted,
+		       r->files, r->before);
+		return;
+	}
+	printf("%s: moved %llu of %llu files, %llu KiB; in the order of the "
+	       "inodes they took %llu reads and take %llu", path, r->moved,
+	       r->files, r->bytes / 1024, r->before, r->after);
+	if (r->busy)
+		printf("; %llu were in use or changed", r->busy);
+	if (r->scattered)
+		printf("; %llu found no free space in one piece",
+		       r->scattered);
+	putchar('\n');
+}
+
 /* The argument at hand: nothing can be done there. */
 void report_lacking(int err)
 {
 	progress_clear();
 	sum.lacking++;
-	if (err == EOPNOTSUPP)
+	if (opt.op == OP_ARRANGE && err == EOPNOTSUPP)
+		fprintf(stderr, "e4itree: %s: files can be moved only on ext4 "
+			"with a journal and /sys mounted, not with "
+			"data=journal or bigalloc\n", path);
+	else if (opt.op == OP_ARRANGE)
+		fprintf(stderr, "e4itree: %s: not on ext4\n", path);
+	else if (err == EOPNOTSUPP)
 		fprintf(stderr, "e4itree: %s: its file system lacks the itree "
-			"feature; unmount it and run tune2fs -O itree on its "
-			"device\n", path);
+			"feature; run tune2fs -O itree on its device\n",
+			path);
 	else
 		fprintf(stderr, "e4itree: %s: not on ext4, or this kernel "
 			"does not know itrees\n", path);
@@ -321,13 +390,17 @@ void report_summary(void)
 		return;
 	}
 	if (cancelled)
-		fprintf(stderr, "e4itree: cancelled; a build under way has "
-			"been undone, what was done before stays\n");
+		fprintf(stderr, opt.op == OP_ARRANGE ?
+			"e4itree: cancelled; files that were moved stay where "
+			"they are now\n" :
+			"e4itree: cancelled; a build under way has been "
+			"undone, what was done before stays\n");
 	if (opt.quiet || (!opt.recursive && !cancelled))
 		return;
 	printf("%llu directories: %llu %s, %llu skipped, %llu failed; "
 	       "%llu entries\n", sum.dirs, sum.done, opt.op ==
 	       EXT4_ITREE_OP_BUILD ? "built" : opt.op == EXT4_ITREE_OP_DROP ?
 	       "dropped" : opt.op == EXT4_ITREE_OP_CHECK ? "exact" :
+	       opt.op == OP_ARRANGE ? opt.dry_run ? "to arrange" : "arranged" :
 	       "with a tree", sum.skipped, sum.failed, sum.entries);
 }

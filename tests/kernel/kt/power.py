@@ -228,6 +228,39 @@ def keep(g: Guest, rec: Recorder, log: logwrites.Log, cut: logwrites.Cut) -> Non
     os.close(fd)
 
 
+def disks(g: Guest, rec: Recorder, log: logwrites.Log, cuts: list[logwrites.Cut]):
+    """Each cut, which come in order, with an image of the disk as it is found afterwards."""
+    disk, image, at = os.open(rec.base, os.O_RDWR), g.tmp / "cut", 0
+    try:
+        for cut in cuts:
+            while at <= cut.flushed:
+                log.write(disk, log.entries[at])
+                at += 1
+            g.run("cp", "--sparse=auto", rec.base, image)
+            fd = os.open(image, os.O_RDWR)
+            for k in cut.also:
+                log.write(fd, log.entries[k])
+            os.close(fd)
+            yield cut, image
+    finally:
+        os.close(disk)
+
+
+@contextlib.contextmanager
+def in_place_of_the_disk(g: Guest, rec: Recorder, image: pathlib.Path):
+    """The guest mounts the image; what goes wrong is a finding."""
+    g.dev = g.run("losetup", "--show", "-f", image).stdout.strip()
+    try:
+        yield
+    except (Failed, OSError, subprocess.SubprocessError) as err:
+        g.fail(str(err))
+    finally:
+        with contextlib.suppress(Failed):
+            g.umount()
+        g.run("losetup", "-d", g.dev)
+        g.dev = rec.raw
+
+
 def replay(g: Guest, rec: Recorder, start: str) -> None:
     log = logwrites.Log(rec.log)
     first = next(i for i, e in enumerate(log.entries) if e.mark == start)
@@ -235,32 +268,14 @@ def replay(g: Guest, rec: Recorder, start: str) -> None:
     cuts = logwrites.choose(log, count, g.p["seed"], first)
     g.equal(len(cuts), count, "cut points")
     g.stats["entries"] = len(log.entries)
-    disk, image = os.open(rec.base, os.O_RDWR), g.tmp / "cut"
-    at, acked = 0, set()
-    for number, cut in enumerate(cuts):
-        while at <= cut.flushed:
-            log.write(disk, log.entries[at])
-            at += 1
+    for number, (cut, image) in enumerate(disks(g, rec, log, cuts)):
         acked = {e.mark for e in log.entries[: cut.at + 1] if e.mark.startswith("new/")}
-        g.run("cp", "--sparse=auto", rec.base, image)
-        fd = os.open(image, os.O_RDWR)
-        for k in cut.also:
-            log.write(fd, log.entries[k])
-        os.close(fd)
         before = len(g.fails)
         if number % 8 == 3:
             g.run("cp", "--sparse=auto", image, g.tmp / "tools")
             only_e2fsck(g, g.tmp / "tools")
-        g.dev = g.run("losetup", "--show", "-f", image).stdout.strip()
-        try:
+        with in_place_of_the_disk(g, rec, image):
             look(g, cut, acked)
-        except (Failed, OSError, subprocess.SubprocessError) as err:
-            g.fail(str(err))
-        finally:
-            with contextlib.suppress(Failed):
-                g.umount()
-            g.run("losetup", "-d", g.dev)
-            g.dev = rec.raw
         if len(g.fails) > before:
             g.fail(
                 f"the {len(g.fails) - before} findings above: cut {cut.kind} at entry {cut.at} of {len(log.entries)}"
@@ -268,7 +283,6 @@ def replay(g: Guest, rec: Recorder, start: str) -> None:
             keep(g, rec, log, cut)
             if len(g.fails) > 10:
                 break
-    os.close(disk)
     lies(g, rec, log, g.p["seed"])
     log.close()
     if g.job["itree"]:

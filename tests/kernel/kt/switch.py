@@ -18,7 +18,7 @@ from kt import logwrites
 from kt.guest import EXT4_IOC_SHUTDOWN, FL_INLINE, FL_ITREE, Failed, Guest
 from kt.online import Background, e4itree, exact
 from kt.positions import Stream
-from kt.power import Recorder, directories
+from kt.power import Recorder, directories, disks
 from kt.registry import case
 from kt.resume import Listing
 
@@ -308,7 +308,7 @@ case(
 # --- power cuts
 
 
-def cut_at(g: Guest, rec: Recorder, marks: tuple[str, str], image: pathlib.Path) -> int:
+def cut_at(g: Guest, rec: Recorder, marks: tuple[str, str]) -> None:
     """Power fails at each write between the marks: the feature is there or not, and e2fsck finds nothing."""
     log = logwrites.Log(rec.log)
     first, last = (next(i for i, e in enumerate(log.entries) if e.mark == m) for m in marks)
@@ -317,12 +317,7 @@ def cut_at(g: Guest, rec: Recorder, marks: tuple[str, str], image: pathlib.Path)
     if not g.job["full"]:
         cuts = cuts[:: max(1, len(cuts) // CUTS)]
     found = {True: 0, False: 0}
-    for cut in cuts:
-        g.run("cp", "--sparse=always", rec.base, image)
-        fd = os.open(image, os.O_RDWR)
-        for entry in (*log.entries[: cut.flushed + 1], *(log.entries[k] for k in cut.also)):
-            log.write(fd, entry)
-        os.close(fd)
+    for cut, image in disks(g, rec, log, cuts):
         # As at a boot: the journal, and inodes that nobody holds any more.
         g.run(g.tool("e2fsck"), "-p", image, check=False)
         on = feature(g, image)
@@ -340,7 +335,6 @@ def cut_at(g: Guest, rec: Recorder, marks: tuple[str, str], image: pathlib.Path)
     log.close()
     g.stats[f"{marks[0]}_cuts"] = len(cuts)
     g.want(found[True] and found[False], f"{marks}: cuts with the feature and without: {found}")
-    return len(cuts)
 
 
 def power_cut(g: Guest) -> None:
@@ -372,7 +366,7 @@ def power_cut(g: Guest) -> None:
             g.umount()
         rec.remove()
     for mark in ("on", "off"):
-        cut_at(g, rec, (f"{mark}-begins", f"{mark}-ends"), g.tmp / "cut")
+        cut_at(g, rec, (f"{mark}-begins", f"{mark}-ends"))
 
 
 case(
