@@ -69,7 +69,7 @@ void report_diffs(const struct ext4_itree_args *a,
 		  const struct ext4_itree_diff *d);
 void report_lacking(int err);
 
-/* What has become of a directory's files. */
+/* Counts of a directory's files. */
 struct arrange_result {
 	unsigned long long files;	/* that can be moved */
 	unsigned long long wanted;	/* files of runs that were scattered */

@@ -88,7 +88,7 @@ struct file {
 	uint64_t	at;		/* block of the temporary file */
 };
 
-/* What is known of the directory at hand. */
+/* The directory at hand. */
 struct job {
 	int		dir;
 	struct file	*file;

@@ -21,6 +21,13 @@ struct ext4_itree_scan;
  */
 #define EXT4_ITREE_SORT_BLOCKS	64
 
+/*
+ * Bytes of a directory for each name, to guess the size of a tree before the
+ * names are read.  A guess that is too small is put right afterwards; one that
+ * is too large fails where the transaction could have taken the tree.
+ */
+#define EXT4_ITREE_LIKELY_ENTRY	64U
+
 /* Counters of a mounted file system, shown in sysfs. */
 enum ext4_itree_stat {
 	EXT4_ITREE_BUILDS,
@@ -74,8 +81,8 @@ enum ext4_itree_order {
 };
 
 /*
- * Do readers get the orders and positions of itree_pos.c?  With the feature,
- * and until unmount when that has been cleared.
+ * Do readers get the orders and positions of itree_pos.c?  With the feature or
+ * the option inode_order, and until unmount when these have been cleared.
  */
 static inline bool ext4_itree_orders(struct super_block *sb)
 {
@@ -86,6 +93,7 @@ static inline bool ext4_itree_orders(struct super_block *sb)
 int ext4_itree_readdir(struct file *file, struct dir_context *ctx,
 		       struct ext4_itree_scan *s);
 void ext4_itree_scan_free(struct ext4_itree_scan *scan);
+bool ext4_itree_sorts(struct inode *dir);
 int ext4_itree_init(void);
 void ext4_itree_exit(void);
 int ext4_itree_store_dirent(struct ext4_itree_scan *s, u32 hash,

@@ -28,13 +28,6 @@
 /* Of one delete: a node and a neighbour a level, the root. */
 #define DELETE_CREDITS	(2 * ITREE_MAX_DEPTH + 1)
 
-/*
- * Bytes of a directory for each name, to guess the size of a tree before the
- * names are read.  A guess that is too small is put right afterwards; one that
- * is too large fails where the transaction could have taken the tree.
- */
-#define LIKELY_ENTRY	64U
-
 /* Blocks read ahead of a pass over all of a large directory. */
 #define AHEAD		256U
 /* Blocks to visit before i_rwsem is offered to waiters. */
@@ -513,7 +506,7 @@ static int gather_and_load(handle_t *handle, struct inode *dir, u32 *keys)
 {
 	u32 blocks = dir->i_size >> dir->i_blkbits;
 	u32 max = blocks * (dir->i_sb->s_blocksize / ext4_dir_rec_len(1, dir));
-	u32 guess = tree_blocks(dir, dir->i_size / LIKELY_ENTRY), more;
+	u32 guess = tree_blocks(dir, dir->i_size / EXT4_ITREE_LIKELY_ENTRY), more;
 	struct gather g = { .visit = { .dir = dir, .hi = ~0ULL,
 				       .name = gather_key }, .max = max };
 	int err;

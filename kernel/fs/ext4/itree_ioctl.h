@@ -48,8 +48,7 @@
 /* ia_state */
 #define EXT4_ITREE_HAS_TREE	0x1	/* there is one, now */
 #define EXT4_ITREE_BAD		0x2	/* it breaks a rule: see ia_why */
-#define EXT4_ITREE_CHANGED	0x4	/* this call built or dropped it, or
-					 * set or cleared the feature */
+#define EXT4_ITREE_CHANGED	0x4	/* this call changed tree or feature */
 #define EXT4_ITREE_POSSIBLE	0x8	/* the directory can have one */
 
 /* id_what */
@@ -91,8 +90,7 @@ struct ext4_itree_args {
 	__u32	ia_locked_us;		/* BUILD: writers shut out at the end */
 	__u32	ia_why_block;		/* bad tree: in this block of it */
 	__u32	ia_block_size;
-	char	ia_why[64];		/* bad tree: the reason; ON: that of
-					 * EOPNOTSUPP and EUCLEAN */
+	char	ia_why[64];		/* bad tree; EOPNOTSUPP, EUCLEAN of ON */
 	__u64	ia_reserved_out[4];
 };
 

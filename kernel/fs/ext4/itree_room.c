@@ -37,6 +37,8 @@
 #define ONE_SHARE	16
 #define KEPT_SHARE	32
 #define ALL_SHARE	8
+/* Windows of a directory without a tree that is worth to be put in order. */
+#define MOST_WINDOWS	16U
 
 static atomic_long_t borrowed = ATOMIC_LONG_INIT(0);
 
@@ -134,6 +136,26 @@ u32 ext4_itree_window_limit(const struct ext4_itree_scan *s)
 	return clamp_t(unsigned long, ext4_itree_memory() / share * PAGE_SIZE /
 				      (PLACE_BYTES + text_bytes(s)),
 		       WINDOW_MIN, WINDOW_LARGE);
+}
+
+/**
+ * ext4_itree_sorts - are the names of a large directory put in order in memory?
+ * @dir: directory without a tree, i_rwsem held
+ *
+ * Each window takes two visits of all its blocks, so that these have to stay in
+ * memory and the windows have to be few.
+ */
+bool ext4_itree_sorts(struct inode *dir)
+{
+	u64 names = div_u64(dir->i_size, EXT4_ITREE_LIKELY_ENTRY);
+	u64 room;
+
+	if (!test_opt2(dir->i_sb, INODE_ORDER) ||
+	    dir->i_size >> dir->i_blkbits > ext4_itree_ahead_limit())
+		return false;
+	room = (u64)ext4_itree_memory() / ONE_SHARE * PAGE_SIZE /
+	       (PLACE_BYTES + EXT4_ITREE_LIKELY_ENTRY);
+	return names <= MOST_WINDOWS * min_t(u64, room, WINDOW_SORT);
 }
 
 /**

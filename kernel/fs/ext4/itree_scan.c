@@ -319,6 +319,7 @@ static int scan_readdir(struct file *file, struct dir_context *ctx,
 	} else if (ctx->pos != s->last_pos) {
 		scan_seek(s, ctx->pos);
 	} else if (s->valid && !inode_eq_iversion(s->dir, s->version) &&
+		   !s->by_sweep &&
 		   !(s->from_tree && ext4_itree_usable(s->dir))) {
 		/* No tree tells which of its names are still there. */
 		ext4_itree_drop_window(s);

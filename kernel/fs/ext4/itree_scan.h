@@ -12,6 +12,8 @@
 #define WINDOW_MAX	32768U
 /* With memory for it (itree_room.c): some 64 MiB. */
 #define WINDOW_LARGE	1048576U
+/* Of a large directory without a tree: its keys take 4 MiB while it is filled. */
+#define WINDOW_SORT	262144U
 /* So many blocks in one sweep cost less than one that is looked for alone. */
 #define SWEEP_PAYS	64
 #define TEXT_FIRST	2048U		/* most directories are small */
@@ -82,6 +84,7 @@ struct ext4_itree_scan {
 	u64		win_hi;
 	u64		version;	/* i_version when its filling began */
 	bool		from_tree;
+	bool		by_sweep;	/* of a large directory without one */
 	u32		epoch;		/* of names added since then */
 	u32		checked;	/* names below were looked up again ... */
 	u32		sure;		/* ... and these found, or found gone, ... */

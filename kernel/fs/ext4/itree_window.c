@@ -3,8 +3,8 @@
  * A window of a scan in inode order: the names of the next run of keys.
  *
  * The keys come from the tree, or, in a directory without one, from a pass
- * over its blocks.  Either way each directory block is visited at most once a
- * window, and the names are sorted by key.
+ * over its blocks.  Then each directory block is visited at most once a window,
+ * and the names are sorted by key.
  */
 #include <linux/fs.h>
 #include <linux/buffer_head.h>
@@ -47,6 +47,7 @@ void ext4_itree_drop_window(struct ext4_itree_scan *s)
 	s->ahead = 0;
 	s->prime_to = 0;
 	s->from_tree = false;
+	s->by_sweep = false;
 	s->checked = 0;
 	s->sure = 0;
 	ext4_itree_free_text(s->text);
@@ -165,6 +166,7 @@ struct fill {
 	u32	nr;
 	u32	max;
 	u64	bound;			/* selection: keys above are out */
+	u64	top;			/* selection: the largest key met */
 	u32	base;			/* tree: the name of keys[0] goes here */
 	u32	found;			/* tree: names that have their place */
 	u32	stray;			/* tree: names without a key */
@@ -736,13 +738,18 @@ static int select_key(struct ext4_itree_visit *v, u64 key, u32 minor,
 {
 	struct fill *f = container_of(v, struct fill, visit);
 
+	f->top = max(f->top, key);
+	if (key > f->bound)
+		return 0;
 	f->keys[f->nr++] = key;
 	if (f->nr == f->max) {
 		/* Keep the lower half; keys above it belong to later windows. */
 		sort(f->keys, f->nr, sizeof(u64), cmp_keys, NULL);
 		f->nr /= 2;
 		f->bound = f->keys[f->nr - 1];
-		v->hi = f->bound;
+		/* The first pass over the directory also tells where it ends. */
+		if (f->s->pass->end != ~0ULL)
+			v->hi = f->bound;
 	}
 	return 0;
 }
@@ -753,9 +760,11 @@ static int select_key(struct ext4_itree_visit *v, u64 key, u32 minor,
  */
 static int select_bound(struct fill *f, u64 lo)
 {
+	struct ext4_itree_scan *s = f->s;
 	int err;
 
-	f->max = 2 * min(WINDOW_MAX, ext4_itree_window_limit(f->s));
+	f->max = 2 * min3(max(s->want, WINDOW_MAX), WINDOW_SORT,
+			  ext4_itree_window_limit(s));
 	f->keys = kvmalloc_array(f->max, sizeof(u64), GFP_KERNEL_ACCOUNT);
 	if (!f->keys)
 		return -ENOMEM;
@@ -764,6 +773,9 @@ static int select_bound(struct fill *f, u64 lo)
 	f->visit.hi = ~0ULL;
 	f->visit.name = select_key;
 	err = ext4_itree_visit_all(&f->visit);
+	/* Names that come behind it later are younger than the pass. */
+	if (!err && s->pass->end == ~0ULL && f->bound != ~0ULL)
+		s->pass->end = f->top;
 	f->visit.name = fill_name;
 	kvfree(f->keys);
 	f->keys = NULL;
@@ -792,6 +804,7 @@ static int fill_by_sorting(struct fill *f, u64 lo)
 		err = select_bound(f, lo);
 		if (err)
 			return err;
+		s->by_sweep = true;
 	}
 	f->visit.lo = lo;
 	f->visit.hi = f->bound;
@@ -1006,12 +1019,80 @@ static u32 mark_gone(struct ext4_itree_scan *s, struct itree *t, u32 i)
 	return i;
 }
 
+/* A batch of names being looked for in the leaves of the htree. */
+struct recheck {
+	struct fill f;
+	const struct scan_name *names;
+	DECLARE_BITMAP(seen, CHECK_NAMES);
+	u64	keys[CHECK_NAMES];		/* by hash */
+};
+
+static int see_name(struct ext4_itree_visit *v, u64 key, u32 minor,
+		    struct ext4_dir_entry_2 *de)
+{
+	struct recheck *r = container_of(v, struct recheck, f.visit);
+	u32 lo = 0, hi = r->f.nr;
+
+	while (lo < hi) {
+		u32 mid = lo + (hi - lo) / 2;
+
+		if (r->names[mid].key < key)
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	for (; lo < r->f.nr && r->names[lo].key == key; lo++)
+		__set_bit(lo, r->seen);
+	return 0;
+}
+
+/*
+ * In a directory without a tree: looks for the names from @i on in their
+ * leaves, and marks those that have gone.  Nothing is known of them if the
+ * directory changes while a leaf is being read.
+ */
+static void look_for_names(struct ext4_itree_scan *s, u32 i)
+{
+	struct recheck *r = kzalloc(sizeof(*r), GFP_KERNEL_ACCOUNT);
+	u32 nr = s->checked - i, k;
+	int err;
+
+	if (!r)
+		return;
+	r->names = &s->names[i];
+	r->f.s = s;
+	r->f.nr = nr;
+	r->f.visit.dir = s->dir;
+	r->f.visit.hash_version = s->hash_version;
+	r->f.visit.lo = r->names[0].key;
+	r->f.visit.hi = r->names[nr - 1].key;
+	r->f.visit.shared = true;
+	r->f.visit.name = see_name;
+	for (k = 0; k < nr; k++)
+		r->keys[k] = r->names[k].key;
+	sort(r->keys, nr, sizeof(u64), cmp_hashes, NULL);
+	err = ext4_itree_load_index(s->dir);
+	if (!err)
+		err = visit_leaves(&r->f, r->keys);
+	/* An htree that leads nowhere: the names are in some leaf. */
+	if (err == -EFSCORRUPTED || err == -EFSBADCRC || err == -EIO ||
+	    err == ERR_BAD_DX_DIR)
+		err = ext4_itree_visit_all(&r->f.visit);
+	if (!err && !r->f.visit.unreadable &&
+	    inode_eq_iversion(s->dir, s->checked_version))
+		for (k = 0; k < nr; k++)
+			if (!test_bit(k, r->seen))
+				s->names[i + k].len = NAME_GONE;
+	kfree(r);
+}
+
 /**
  * ext4_itree_check_names - drop names of the window that have been removed
  * @s: the scan, i_rwsem held shared
  *
  * A window is a snapshot of the directory.  After a change, the tree is searched
- * for the next names, which takes no visit of the directory's blocks.  Names
+ * for the next names, which takes no visit of the directory's blocks; without a
+ * tree, the leaves of these names are visited, and i_rwsem is left to read.  Names
  * created since are younger than the pass and need no place in the window.
  * Names with equal keys stay as long as one of them exists, and names stay if
  * the search would have to read.
@@ -1030,8 +1111,13 @@ void ext4_itree_check_names(struct ext4_itree_scan *s)
 	/* "." and ".." are not in the tree. */
 	while (i < s->checked && s->names[i].key <= KEY_DOTDOT)
 		i++;
-	if (i >= s->checked || !ext4_itree_usable(s->dir) ||
-	    ext4_itree_open_nowait(&et, s->dir))
+	if (i >= s->checked)
+		return;
+	if (s->by_sweep) {
+		look_for_names(s, i);
+		return;
+	}
+	if (!ext4_itree_usable(s->dir) || ext4_itree_open_nowait(&et, s->dir))
 		return;
 	s->sure = mark_gone(s, &et.t, i);
 	ext4_itree_close(&et);

@@ -18,7 +18,7 @@ from kt.power import Recorder, disks, in_place_of_the_disk, keep, lies
 from kt.registry import case
 
 SIZES = (100, 4096, 5000, 9000)
-CUTS, ALL_CUTS = 40, 200
+CUTS, ALL_CUTS = 30, 200
 
 
 def content(name: str) -> bytes:

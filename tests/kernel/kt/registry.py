@@ -14,7 +14,7 @@ MODULES = (
     "matrix", "ops", "scans", "space", "modes", "corrupt", "crash", "roundtrip", "online", "resume", "power", "damaged",
     "tools", "scrub", "faults", "neighbours", "dentries", "memory",
     "checksums", "onehash", "positions", "reader", "renames", "delivery", "misses", "bios", "groups", "change",
-    "dirahead", "switch", "arrange",
+    "dirahead", "switch", "arrange", "memorder",
 )  # fmt: skip
 
 
@@ -94,7 +94,7 @@ BY_DEFAULT = {
     "ops-4k-small-dirs reader-*",
     "scans": "over-1k-1000 over-many-1k over-small-* loop-*-3000 rm-loop-1k seek-1k seek-anew seek-small reader32-* "
     "stress-4k tiny-* rewind-* morph-1k hold-* collide-over dentries-* lookups-* noreuse reader-* "
-    "longer-* grown-tree",
+    "longer-* grown-tree memorder-*",
     "space": "enospc-1k enospc-1k-names enospc-4k edquot-1k enospc-build-1024 reader-space-*",
     "crash": "crash-fastcommit-1k crash-journal-4k-logflush crash-orphan-file-1k checksums-1k-journal checksums-4k "
     "reader-fastcommit",

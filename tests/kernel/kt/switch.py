@@ -23,7 +23,7 @@ from kt.registry import case
 from kt.resume import Listing
 
 STOCK = "/sbin/e2fsck"  # of the guest's system: it does not know the feature
-CUTS, ALL_CUTS = 60, 100_000
+CUTS, ALL_CUTS = 40, 100_000
 
 
 def tune(g: Guest, feature: str, code: int = 0) -> str:
