@@ -38,12 +38,16 @@
 
 #include "e4itree.h"
 
-/* Data that one run moves: the blocks of a temporary file. */
-#define RUN_BYTES	(64ULL << 20)
-/* Files of a run, so that few are read long before they are moved. */
-#define RUN_FILES	16384
-/* A run with fewer pieces than this share of its files stays as it is. */
-#define GOOD_SHARE	8
+/*
+ * Data that one run moves: the blocks of a temporary file.  It is read in the
+ * order of the disk first, so a long run seeks less; but what memory does not
+ * keep until it is moved is read twice.
+ */
+#define RUN_LEAST	(64ULL << 20)
+#define RUN_MOST	(1ULL << 30)
+#define MEMORY_SHARE	4
+/* A run in one piece, and one more for so many files, stays as it is. */
+#define GOOD_SHARE	64
 /* A gap that a disk reads through rather than seek over it. */
 #define GAP_BYTES	(64U << 10)
 /* Free space to leave, besides that for a run. */
@@ -487,24 +491,47 @@ out:
 	return err;
 }
 
+/* Bytes of a run: a share of the memory that is free, and not all free space. */
+static uint64_t run_bytes(const struct job *j)
+{
+	uint64_t most = RUN_LEAST, space;
+	unsigned long long kib;
+	struct statfs fs;
+	char line[128];
+	FILE *f = fopen("/proc/meminfo", "r");
+
+	while (f && fgets(line, sizeof(line), f))
+		if (sscanf(line, "MemAvailable: %llu", &kib) == 1)
+			most = kib * 1024 / MEMORY_SHARE;
+	if (f)
+		fclose(f);
+	if (most > RUN_MOST)
+		most = RUN_MOST;
+	space = fstatfs(j->dir, &fs) ? 0 : (uint64_t) fs.f_bavail *
+					   fs.f_bsize / 2;
+	if (most > space)
+		most = space;
+	return most < RUN_LEAST ? RUN_LEAST : most;
+}
+
 /*
  * Calls move_run() for one run of files after the other, or with --dry-run
  * counts only.
  */
 static int move_all(struct job *j)
 {
+	uint64_t bytes, most;
 	size_t first, nr;
-	uint64_t bytes;
 	int err = 0;
 
 	for (first = 0; first < j->nr && !err && !cancelled; first += nr) {
 		bytes = 0;
-		for (nr = 0; first + nr < j->nr && nr < RUN_FILES &&
-		     bytes < RUN_BYTES; nr++)
+		most = run_bytes(j);
+		for (nr = 0; first + nr < j->nr && bytes < most; nr++)
 			if (j->file[first + nr].first)
 				bytes += room_of(j, &j->file[first + nr]) *
 					 j->block;
-		if (pieces(j->file + first, nr) * GOOD_SHARE <= nr)
+		if (pieces(j->file + first, nr) <= 1 + nr / GOOD_SHARE)
 			continue;
 		j->result.wanted += nr;
 		if (!opt.dry_run)
