@@ -61,4 +61,4 @@ def test_what_our_files_call_is_read(callees):
     """Also what the patches add, and nothing that only a comment names."""
     names = callees.called(tb.load_script(REPO / "kernel" / "build").base_of("6.12"))
     assert {"end_buffer_read_sync", "page_cache_ra_unbounded", "d_alloc_parallel", "mapping_empty"} <= names
-    assert "ext4_sb_breadahead_unmovable" not in names
+    assert "ext4_error" not in names
