@@ -33,10 +33,10 @@
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/syscall.h>
-#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "e4itree.h"
+#include "ext4_sysfs.h"
 
 /*
  * Data that one run moves: the blocks of a temporary file.  It is read in the
@@ -545,34 +545,17 @@ static int move_all(struct job *j)
 /* Does the file system order data before the transactions that point to it? */
 static int check_journal(int fd)
 {
-	char link[64], target[4096], path[sizeof(target) + 64], line[64] = "";
-	static const char *const types[] = { "ext4", "ext4itree" };
-	struct stat st;
-	ssize_t len;
-	FILE *f;
-	int i;
+	FILE *f = ext4_sysfs_open(fd, "journal_task");
+	char line[64];
+	int err = EOPNOTSUPP;
 
-	if (fstat(fd, &st))
-		return errno;
-	snprintf(link, sizeof(link), "/sys/dev/block/%u:%u",
-		 major(st.st_dev), minor(st.st_dev));
-	len = readlink(link, target, sizeof(target) - 1);
-	if (len < 0)
-		return EOPNOTSUPP;
-	target[len] = 0;
-	for (i = 0; i < 2; i++) {
-		snprintf(path, sizeof(path), "/sys/fs/%s%s/journal_task",
-			 types[i], strrchr(target, '/'));
-		f = fopen(path, "r");
-		if (!f)
-			continue;
-		if (!fgets(line, sizeof(line), f))
-			line[0] = 0;
-		fclose(f);
-		/* "<none>" without a journal */
-		return line[0] >= '0' && line[0] <= '9' ? 0 : EOPNOTSUPP;
-	}
-	return EOPNOTSUPP;
+	if (!f)
+		return err;
+	/* "<none>" without a journal */
+	if (fgets(line, sizeof(line), f) && line[0] >= '0' && line[0] <= '9')
+		err = 0;
+	fclose(f);
+	return err;
 }
 
 /*

@@ -394,7 +394,7 @@ void report_summary(void)
 			"e4itree: cancelled; files that were moved stay where "
 			"they are now\n" :
 			"e4itree: cancelled; a build under way has been "
-			"undone, what was done before stays\n");
+			"undone; trees of earlier directories stay\n");
 	if (opt.quiet || (!opt.recursive && !cancelled))
 		return;
 	printf("%llu directories: %llu %s, %llu skipped, %llu failed; "

@@ -9,7 +9,6 @@
 #include "config.h"
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,47 +17,17 @@
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
-#include <sys/sysmacros.h>
 #include <sys/types.h>
 #include <sys/wait.h>
 
 #include "ext2fs/itree_ioctl.h"
+#include "ext4_sysfs.h"
 #endif
 
 #include "switch_itree.h"
 #include "support/nls-enable.h"
 
 #ifdef __linux__
-
-/* Opens the file system's counter of dropped trees, or returns NULL. */
-static FILE *open_counter(int fd)
-{
-	static const char * const types[] = { "ext4", "ext4itree" };
-	char	link[64], target[PATH_MAX], path[2 * PATH_MAX], *name;
-	struct stat st;
-	ssize_t	len;
-	FILE	*f;
-	size_t	i;
-
-	if (fstat(fd, &st))
-		return NULL;
-	snprintf(link, sizeof(link), "/sys/dev/block/%u:%u",
-		 major(st.st_dev), minor(st.st_dev));
-	len = readlink(link, target, sizeof(target) - 1);
-	if (len < 0)
-		return NULL;
-	target[len] = 0;
-	name = strrchr(target, '/');
-	for (i = 0; name && i < sizeof(types) / sizeof(types[0]); i++) {
-		snprintf(path, sizeof(path), "/sys/fs/%s%s/itree_drops",
-			 types[i], name);
-		f = fopen(path, "r");
-		if (f)
-			return f;
-	}
-	return NULL;
-}
 
 static int read_counter(FILE *f, unsigned long long *count)
 {
@@ -75,7 +44,7 @@ static pid_t show_progress(int fd)
 
 	if (!isatty(STDERR_FILENO))
 		return -1;
-	f = open_counter(fd);
+	f = ext4_sysfs_open(fd, "itree_drops");
 	if (!f)
 		return -1;
 	setbuf(f, NULL);
