@@ -51,7 +51,9 @@ enum ext4_itree_stat {
 struct ext4_itree_dir {
 	struct ext4_itree_builder *builder;	/* changes under i_rwsem */
 	struct ext4_itree_streams *streams;	/* itree_files.c */
+	atomic_t visits;	/* ext4_itree_visit_all() by readers */
 	u16	missed;		/* blocks that had to be read, itree_ahead.c */
+	bool	packing;	/* changes under i_rwsem */
 };
 
 /* ext4_itree_entry_key() returns this for entries without a key. */
@@ -164,9 +166,11 @@ static inline bool ext4_itree_building(struct inode *dir)
 	return ext4_itree_builder(dir);
 }
 
-/* In namei.c, for itree_dir.c and itree_scan.c */
+/* In namei.c, for itree_dir.c, itree_scan.c and itree_pack.c */
 struct buffer_head *ext4_read_any_dirblock(struct inode *dir,
 					   ext4_lblk_t block);
+int ext4_handle_dirty_dx_node(handle_t *handle, struct inode *inode,
+			      struct buffer_head *bh);
 
 /* A leaf of an htree: the one with the names of a hash, or the nth behind it. */
 struct ext4_htree_place {

@@ -39,6 +39,9 @@
  */
 #define META_READ	(REQ_META | REQ_PRIO)
 
+/* Blocks that packing moves while they are being read: it soon passes on. */
+#define LOAD_TRIES	8
+
 struct run {
 	ext4_fsblk_t	pblk;
 	u32		len;
@@ -526,6 +529,19 @@ bool ext4_itree_in_memory(struct inode *dir, ext4_lblk_t block)
 	return true;
 }
 
+static struct buffer_head *read_block(struct inode *dir, ext4_lblk_t block,
+				      int *err)
+{
+	struct buffer_head *bh = ext4_getblk(NULL, dir, block, 0);
+
+	*err = PTR_ERR_OR_ZERO(bh);
+	if (IS_ERR_OR_NULL(bh))
+		return NULL;
+	if (!ext4_buffer_uptodate(bh))
+		*err = ext4_read_bh_lock(bh, META_READ, true);
+	return bh;
+}
+
 /**
  * ext4_itree_load - bring a block into memory
  * @dir: directory, i_rwsem held shared, which is left to read
@@ -533,32 +549,30 @@ bool ext4_itree_in_memory(struct inode *dir, ext4_lblk_t block)
  * @pin: set to the block's buffer, NULL for a hole and after an error
  *
  * Returns 0, or an error: -ENOENT if the directory has been removed meanwhile.
+ * Packing may give the logical block another place while it is being read; then
+ * this reads again.
  */
 int ext4_itree_load(struct inode *dir, ext4_lblk_t block,
 		    struct buffer_head **pin)
 {
-	struct buffer_head *bh = ext4_itree_cached_block(dir, block);
-	int err = 0;
+	struct buffer_head *bh, *last = NULL;
+	int err = 0, tries;
 
-	*pin = IS_ERR(bh) ? NULL : bh;
-	if (!IS_ERR(bh))
-		return 0;
-	inode_unlock_shared(dir);
-	/* The blocks of a directory stay where they are until it is evicted. */
-	bh = ext4_getblk(NULL, dir, block, 0);
-	if (IS_ERR(bh)) {
-		err = PTR_ERR(bh);
-		bh = NULL;
-	} else if (bh && !ext4_buffer_uptodate(bh)) {
-		err = ext4_read_bh_lock(bh, META_READ, true);
+	for (tries = 0; tries < LOAD_TRIES; tries++) {
+		bh = ext4_itree_cached_block(dir, block);
+		if (!IS_ERR(bh))
+			break;
+		brelse(last);
+		inode_unlock_shared(dir);
+		last = read_block(dir, block, &err);
+		inode_lock_shared(dir);
+		if (IS_DEADDIR(dir))
+			err = -ENOENT;
+		if (err)
+			break;
 	}
-	inode_lock_shared(dir);
-	if (IS_DEADDIR(dir))
-		err = -ENOENT;
-	if (err)
-		brelse(bh);
-	else
-		*pin = bh;
+	brelse(last);
+	*pin = err || IS_ERR(bh) ? NULL : bh;
 	return err;
 }
 

@@ -327,6 +327,11 @@ static struct buffer_head *visited_block(struct ext4_itree_visit *v,
 			ext4_warning_inode(v->dir, "error %d reading directory block %u",
 					   err, block);
 	}
+	/* Packing has freed it while i_rwsem was left. */
+	if (!err && v->shared && block >= v->dir->i_size >> v->dir->i_blkbits) {
+		brelse(pin);
+		return NULL;
+	}
 	bh = err ? ERR_PTR(err) : ext4_read_any_dirblock(v->dir, block);
 	brelse(pin);
 	if (!v->shared || !IS_ERR(bh))
@@ -403,12 +408,7 @@ static void ahead_of_visit(struct ext4_itree_visit *v, ext4_lblk_t block,
 		inode_lock_shared(v->dir);
 }
 
-/*
- * Visits all blocks of the directory in their logical order.  A name that
- * changes its block meanwhile is not missed: names only ever move to new
- * blocks, which come behind all others.
- */
-int ext4_itree_visit_all(struct ext4_itree_visit *v)
+static int visit_blocks(struct ext4_itree_visit *v)
 {
 	ext4_lblk_t blocks, block;
 	int err;
@@ -426,6 +426,31 @@ int ext4_itree_visit_all(struct ext4_itree_visit *v)
 			return err;
 	}
 	return 0;
+}
+
+/**
+ * ext4_itree_visit_all - call back for all names of a directory
+ * @v: what to visit and whom to call; i_rwsem held
+ *
+ * Visits the blocks in their logical order.  A name that changes its block
+ * meanwhile is not missed: names move to new blocks, which come behind all
+ * others.  Only packing moves them to lower ones, and it lets visits end first.
+ * Returns 0, what v->name() returned, or a negative error.
+ */
+int ext4_itree_visit_all(struct ext4_itree_visit *v)
+{
+	struct ext4_itree_dir *d;
+	int err;
+
+	if (!v->shared)
+		return visit_blocks(v);
+	d = ext4_itree_make_dir(v->dir);
+	if (!d)
+		return -ENOMEM;
+	atomic_inc(&d->visits);
+	err = visit_blocks(v);
+	atomic_dec(&d->visits);
+	return err;
 }
 
 /* --- building --- */

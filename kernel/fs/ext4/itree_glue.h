@@ -61,6 +61,25 @@ struct ext4_itree_visit {
 int ext4_itree_visit_block(struct ext4_itree_visit *v, ext4_lblk_t block);
 int ext4_itree_visit_all(struct ext4_itree_visit *v);
 
+/* An index block of an htree, as struct dx_root and dx_node in namei.c. */
+struct ext4_htree_entry {
+	__le32	hash;		/* of the first: __le16 limit and count */
+	__le32	block;
+};
+
+struct ext4_htree_node {
+	struct buffer_head *bh;
+	ext4_lblk_t	block;
+	struct ext4_htree_entry *e;
+	u32		count;
+	u32		limit;
+	u32		at;		/* for the caller */
+	u32		levels;		/* root: of index blocks below it */
+};
+
+bool ext4_htree_parse(struct inode *dir, struct buffer_head *bh,
+		      ext4_lblk_t block, struct ext4_htree_node *n);
+
 /* itree_ahead.c: reading with i_rwsem left */
 int ext4_itree_relax(struct inode *dir);
 bool ext4_itree_in_memory(struct inode *dir, ext4_lblk_t block);

@@ -68,7 +68,7 @@ static void basics(struct inode *dir, struct ext4_itree_args *a)
 {
 	a->ia_block_size = dir->i_sb->s_blocksize;
 	a->ia_dir_blocks = dir->i_size >> dir->i_blkbits;
-	a->ia_state &= EXT4_ITREE_CHANGED;
+	a->ia_state &= EXT4_ITREE_CHANGED | EXT4_ITREE_MORE;
 	if (ext4_itree_possible(dir))
 		a->ia_state |= EXT4_ITREE_POSSIBLE;
 	if (!ext4_dir_has_itree(dir))
@@ -226,7 +226,8 @@ static int check_args(const struct ext4_itree_args *a)
 	u32 flags = 0;
 
 	if (a->ia_version != EXT4_ITREE_IOC_VERSION ||
-	    a->ia_reserved[0] || a->ia_reserved[1] || a->ia_reserved[2])
+	    a->ia_reserved[0] || a->ia_reserved[1] || a->ia_from > U32_MAX ||
+	    (a->ia_from && a->ia_op != EXT4_ITREE_OP_PACK))
 		return -EINVAL;
 	switch (a->ia_op) {
 	case EXT4_ITREE_OP_STAT:
@@ -239,6 +240,7 @@ static int check_args(const struct ext4_itree_args *a)
 	case EXT4_ITREE_OP_CHECK:
 	case EXT4_ITREE_OP_ON:
 	case EXT4_ITREE_OP_OFF:
+	case EXT4_ITREE_OP_PACK:
 		break;
 	default:
 		return -EINVAL;
@@ -275,6 +277,9 @@ static int do_op(struct file *file, struct ext4_itree_args *a)
 	case EXT4_ITREE_OP_DROP:
 		err = ext4_itree_drop_online(file, a);
 		break;
+	case EXT4_ITREE_OP_PACK:
+		err = ext4_itree_pack(file, a);
+		break;
 	}
 	return err ? err : stat_tree(dir, a);
 }
@@ -300,7 +305,8 @@ int ext4_ioctl_itree(struct file *file, void __user *arg)
 	err = check_args(&a);
 	if (err)
 		return err;
-	if (!ext4_has_feature_itree(dir->i_sb) && !is_switch(&a))
+	if (!ext4_has_feature_itree(dir->i_sb) && !is_switch(&a) &&
+	    a.ia_op != EXT4_ITREE_OP_PACK)
 		return -EOPNOTSUPP;
 	if (ext4_forced_shutdown(dir->i_sb))
 		return -EIO;

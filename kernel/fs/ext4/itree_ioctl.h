@@ -1,25 +1,27 @@
 /* SPDX-License-Identifier: GPL-2.0-only WITH Linux-syscall-note */
 /*
  * EXT4_IOC_ITREE: build, drop, check and look at the itree of a mounted
- * directory.  The argument has the same layout for 32-bit and 64-bit callers.
+ * directory, or pack the directory itself.  The argument has the same layout
+ * for 32-bit and 64-bit callers.
  *
  * Errors:
  *  ENOTTY	the kernel does not know itrees, or this is not ext4
  *  ENOTDIR	not a directory
- *  EOPNOTSUPP	the file system lacks the itree feature, or cannot have it (ON)
+ *  EOPNOTSUPP	the file system lacks the itree feature, or cannot have it (ON);
+ *		PACK needs no feature
  *  ENODATA	a directory of a kind that has no tree: without an htree,
- *		with block maps, or kept in its inode (BUILD)
+ *		with block maps, or kept in its inode (BUILD, PACK)
  *  EINVAL	unknown version, op or flag, or a reserved field is not 0
  *  EPERM	neither the directory's owner nor capable (ON, OFF: without
  *		CAP_SYS_ADMIN); or the directory is immutable
- *  EROFS	read-only file system (BUILD, DROP, ON, OFF)
- *  EBUSY	a build or drop of this directory, a change of the feature, or
+ *  EROFS	read-only file system (BUILD, DROP, PACK, ON, OFF)
+ *  EBUSY	a build, drop or pack of this directory, a change of the feature, or
  *		(ON, OFF) an online resize is under way
  *  EAGAIN	the directory changed faster than the build could follow
  *  EINTR	a signal came; a build is undone, nothing else is lost
  *  ENOENT	the directory has been removed meanwhile
- *  EUCLEAN	the directory itself is corrupt, or (ON) the file system has
- *		recorded errors: run e2fsck
+ *  EUCLEAN	the directory itself is corrupt (BUILD, PACK), or (ON) the file
+ *		system has recorded errors: run e2fsck
  *  ENOMEM, ENOSPC, EDQUOT, EFBIG, EIO as usual
  * After an error of BUILD the directory has no tree, or the one that it had;
  * after one of ON or OFF the feature is as it was, and trees may be gone.
@@ -40,6 +42,12 @@
 /* The feature of the file system that the directory is of. */
 #define EXT4_ITREE_OP_ON	4
 #define EXT4_ITREE_OP_OFF	5	/* drops all trees first */
+/*
+ * Joins blocks of the directory that fit into one, and frees what that leaves,
+ * for some 100 ms from the hash ia_from on, 0 at first.  With EXT4_ITREE_MORE,
+ * ia_next is where the next call goes on.
+ */
+#define EXT4_ITREE_OP_PACK	6
 
 /* ia_flags */
 #define EXT4_ITREE_FORCE	0x1	/* BUILD: even if there is a tree */
@@ -48,8 +56,9 @@
 /* ia_state */
 #define EXT4_ITREE_HAS_TREE	0x1	/* there is one, now */
 #define EXT4_ITREE_BAD		0x2	/* it breaks a rule: see ia_why */
-#define EXT4_ITREE_CHANGED	0x4	/* this call changed tree or feature */
+#define EXT4_ITREE_CHANGED	0x4	/* this call changed what it is for */
 #define EXT4_ITREE_POSSIBLE	0x8	/* the directory can have one */
+#define EXT4_ITREE_MORE		0x10	/* PACK: it has not come to the end */
 
 /* id_what */
 #define EXT4_ITREE_MISSING	1	/* a name has no key in the tree */
@@ -69,7 +78,8 @@ struct ext4_itree_args {
 	__u32	ia_flags;
 	__u32	ia_max_diffs;		/* CHECK: room at ia_diffs */
 	__u64	ia_diffs;		/* CHECK: address of ext4_itree_diffs */
-	__u64	ia_reserved[3];		/* 0 */
+	__u64	ia_reserved[2];		/* 0 */
+	__u64	ia_from;		/* PACK, otherwise 0 */
 
 	/* To the caller, when the call succeeded. */
 	__u32	ia_state;
@@ -91,7 +101,8 @@ struct ext4_itree_args {
 	__u32	ia_why_block;		/* bad tree: in this block of it */
 	__u32	ia_block_size;
 	char	ia_why[64];		/* bad tree; EOPNOTSUPP, EUCLEAN of ON */
-	__u64	ia_reserved_out[4];
+	__u64	ia_next;		/* PACK */
+	__u64	ia_reserved_out[3];
 };
 
 #define EXT4_IOC_ITREE	_IOWR('f', 96, struct ext4_itree_args)

@@ -400,7 +400,7 @@ static int register_builder(struct ext4_itree_builder *b)
 	if (!d)
 		return -ENOMEM;
 	inode_lock(dir);
-	err = d->builder ? -EBUSY : IS_DEADDIR(dir) ? -ENOENT : 0;
+	err = d->builder || d->packing ? -EBUSY : IS_DEADDIR(dir) ? -ENOENT : 0;
 	/* To free trees with the feature changes nothing that users see. */
 	if (!err && IS_IMMUTABLE(dir) &&
 	    (build || b->args->ia_op == EXT4_ITREE_OP_DROP))

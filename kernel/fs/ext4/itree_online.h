@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * Trees of directories in use: itree_keys.c, itree_log.c, itree_online.c,
- * itree_ioctl.c.
+ * itree_pack.c, itree_ioctl.c.
  */
 #ifndef _EXT4_ITREE_ONLINE_H
 #define _EXT4_ITREE_ONLINE_H
@@ -63,6 +63,7 @@ int ext4_itree_build_online(struct file *file, struct ext4_itree_args *a);
 int ext4_itree_drop_online(struct file *file, struct ext4_itree_args *a);
 int ext4_itree_drop_dir(struct file *file, struct inode *dir,
 			struct ext4_itree_args *a);
+int ext4_itree_pack(struct file *file, struct ext4_itree_args *a);
 int ext4_itree_switch(struct file *file, struct ext4_itree_args *a);
 bool ext4_itree_possible(struct inode *dir);
 

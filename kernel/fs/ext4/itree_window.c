@@ -11,7 +11,6 @@
 #include <linux/iversion.h>
 #include <linux/slab.h>
 #include <linux/sort.h>
-#include <linux/unaligned.h>
 #include "ext4.h"
 #include "itree.h"
 #include "itree_glue.h"
@@ -537,36 +536,31 @@ static bool visits_all(const struct ext4_itree_scan *s, u32 keys)
  */
 static int load_index(struct inode *dir, ext4_lblk_t block, u32 levels)
 {
-	u32 size = dir->i_sb->s_blocksize, at = 8, count = 1, i;
+	struct ext4_htree_node n = { .count = 1 };
 	struct buffer_head *bh;
+	ext4_lblk_t child;
 	int err = 0;
+	u32 i;
 
-	for (i = 0; !err && i < count; i++) {
+	for (i = 0; !err && i < n.count; i++) {
 		if (fatal_signal_pending(current))
 			return -ERESTARTSYS;
 		cond_resched();
 		err = ext4_itree_load(dir, block, &bh);
 		if (!bh)
 			return err == -ENOENT ? err : 0;
-		/* Behind "." and "..": struct dx_root_info. */
-		if (!block) {
-			at = 24 + (u8)bh->b_data[24 + 5];
-			levels = min_t(u32, (u8)bh->b_data[24 + 6], 2);
-		}
-		/* From here on as in struct dx_entry and dx_countlimit. */
-		count = min_t(u32, get_unaligned_le16(bh->b_data + at + 2),
-			      (size - at) / 8);
-		if (levels && i < count) {
-			u32 child = get_unaligned_le32(bh->b_data + at +
-						       8 * i + 4) & 0x0fffffff;
-
-			brelse(bh);
-			if (child && child < dir->i_size >> dir->i_blkbits)
-				err = load_index(dir, child, levels - 1);
-		} else {
+		if (!ext4_htree_parse(dir, bh, block, &n) || i >= n.count) {
 			brelse(bh);
 			break;
 		}
+		if (!block)
+			levels = n.levels;
+		child = le32_to_cpu(n.e[i].block) & 0x0fffffff;
+		brelse(bh);
+		if (!levels)
+			break;
+		if (child && child < dir->i_size >> dir->i_blkbits)
+			err = load_index(dir, child, levels - 1);
 	}
 	return err;
 }
