@@ -56,20 +56,24 @@ def test_version():
 @pytest.mark.parametrize(
     "args, says",
     [
-        ([], "build, drop, check, stat or arrange?"),
+        ([], "build, drop, check, stat, pack or arrange?"),
         (["mend", "."], "unknown command mend"),
         (["build"], "no directory given"),
         (["build", "--min-blocks", "many", "."], "not a number: many"),
         (["build", "--min-blocks", "-1", "."], "not a number: -1"),
         (["build", "--min-blocks", "", "."], "not a number"),
-        (["drop", "--force", "."], "for build only"),
+        (["drop", "--force", "."], "for build and pack only"),
         (["check", "--verify", "."], "for stat only"),
         (["stat", "--dry-run", "."], "changes nothing"),
         (["build", "--nonsense", "."], "nonsense"),
         (["build", "--min-files", "3", "."], "for arrange only"),
-        (["arrange", "--force", "."], "for build only"),
+        (["arrange", "--force", "."], "for build and pack only"),
         (["arrange", "--max-size", "1 M", "."], "not a number: 1 M"),
         (["arrange", "--max-size", "16385", "."], "at most 16384"),
+        (["build", "--pace", "20", "."], "for pack only"),
+        (["pack", "--pace", "0", "."], "from 1 to 100: 0"),
+        (["pack", "--pace", "101", "."], "from 1 to 100: 101"),
+        (["pack", "--verify", "."], "for stat only"),
     ],
 )
 def test_wrong_usage(args, says):
@@ -83,6 +87,12 @@ def test_a_kernel_or_file_system_that_knows_nothing(folder, op):
     code, out = e4itree(op, folder)
     assert code == 3
     assert out.splitlines() == [f"e4itree: {folder}: not on ext4, or this kernel does not know itrees"]
+
+
+def test_pack_says_what_else_there_is(folder):
+    code, out = e4itree("pack", folder)
+    assert code == 3
+    assert f"{folder}: not on ext4, or this kernel cannot pack directories; e2fsck -fD packs those" in out
 
 
 def test_recursive_gives_up_at_once(folder):

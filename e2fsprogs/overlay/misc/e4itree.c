@@ -66,11 +66,12 @@ static void catch_signals(void)
 /* --- the operations --- */
 
 /*
- * Any signal ends the ioctl.  After a stop (Ctrl-Z) or a suspend it is
- * restarted.  Returns EINTR if the program should end.
+ * EXT4_IOC_ITREE.  Any signal ends the ioctl.  After a stop (Ctrl-Z) or a
+ * suspend it is restarted.  Returns 0 or an errno, EINTR if the program should
+ * end.  @from is for PACK, @diffs has room for MAX_DIFFS or is NULL.
  */
-static int call(int fd, int op, unsigned int flags, struct ext4_itree_args *a,
-		struct ext4_itree_diff *diffs)
+int itree_call(int fd, int op, unsigned int flags, unsigned long long from,
+	       struct ext4_itree_args *a, struct ext4_itree_diff *diffs)
 {
 	int err;
 
@@ -79,6 +80,7 @@ static int call(int fd, int op, unsigned int flags, struct ext4_itree_args *a,
 		a->ia_version = EXT4_ITREE_IOC_VERSION;
 		a->ia_op = op;
 		a->ia_flags = flags;
+		a->ia_from = from;
 		if (diffs) {
 			a->ia_max_diffs = MAX_DIFFS;
 			a->ia_diffs = (unsigned long) diffs;
@@ -117,8 +119,8 @@ static void do_build(int fd, const struct ext4_itree_args *st)
 	progress_show(st->ia_dir_blocks);
 	/* The kernel keeps a tree that it has not found to be bad itself. */
 	force = opt.force || (st->ia_state & EXT4_ITREE_BAD);
-	err = call(fd, EXT4_ITREE_OP_BUILD, force ? EXT4_ITREE_FORCE : 0, &a,
-		   NULL);
+	err = itree_call(fd, EXT4_ITREE_OP_BUILD,
+			 force ? EXT4_ITREE_FORCE : 0, 0, &a, NULL);
 	if (err == EINTR)
 		return;
 	if (err)
@@ -146,7 +148,7 @@ static void do_drop(int fd, const struct ext4_itree_args *st)
 	}
 	progress_show(st->ia_dir_blocks);
 	/* Without a tree: what an interrupted build has left. */
-	err = call(fd, EXT4_ITREE_OP_DROP, 0, &a, NULL);
+	err = itree_call(fd, EXT4_ITREE_OP_DROP, 0, 0, &a, NULL);
 	if (err == EINTR)
 		return;
 	if (err) {
@@ -174,7 +176,7 @@ static void do_check(int fd, const struct ext4_itree_args *st)
 		return;
 	}
 	progress_show(st->ia_dir_blocks);
-	err = call(fd, EXT4_ITREE_OP_CHECK, 0, &a, diffs);
+	err = itree_call(fd, EXT4_ITREE_OP_CHECK, 0, 0, &a, diffs);
 	if (err == EINTR)
 		return;
 	if (err)
@@ -196,8 +198,8 @@ static void do_stat(int fd, struct ext4_itree_args *st)
 		return;
 	}
 	if (opt.verify)
-		err = call(fd, EXT4_ITREE_OP_STAT, EXT4_ITREE_VERIFY, st,
-			   NULL);
+		err = itree_call(fd, EXT4_ITREE_OP_STAT, EXT4_ITREE_VERIFY, 0,
+				 st, NULL);
 	if (err == EINTR)
 		return;
 	if (err)
@@ -205,7 +207,7 @@ static void do_stat(int fd, struct ext4_itree_args *st)
 	else if (st->ia_state & EXT4_ITREE_BAD)
 		report_bad(st);
 	else
-		report_tree("tree", st);
+		report_stat(st, packed_size(fd, st));
 }
 
 /* --- walking --- */
@@ -220,7 +222,9 @@ static int visit(int fd)
 	progress_show(0);
 	if (opt.op == OP_ARRANGE)
 		return arrange(fd);
-	err = call(fd, EXT4_ITREE_OP_STAT, 0, &st, NULL);
+	if (opt.op == EXT4_ITREE_OP_PACK)
+		return pack(fd);
+	err = itree_call(fd, EXT4_ITREE_OP_STAT, 0, 0, &st, NULL);
 	if (err == EINTR)
 		return 0;
 	if (err == ENOTTY || err == EOPNOTSUPP || err == ENOSYS)
@@ -348,19 +352,21 @@ static void start(const char *arg)
 static void usage(FILE *to)
 {
 	fprintf(to,
-"Usage: e4itree build|drop|check|stat|arrange [options] DIRECTORY...\n"
+"Usage: e4itree build|drop|check|stat|pack|arrange [options] DIRECTORY...\n"
 "\n"
 "Builds, drops, checks or reports the itrees of directories of mounted ext4\n"
-"file systems, or puts the data of small files in the order of their inodes.\n"
+"file systems, makes directories smaller from which names have been deleted, or\n"
+"puts the data of small files in the order of their inodes.\n"
 "Directories and files can be used meanwhile.\n"
 "\n"
 "  -r, --recursive     all directories below too, on the same file system\n"
-"      --min-blocks N  build: only directories of at least N blocks (16)\n"
-"  -f, --force         build: rebuild trees that exist\n"
+"      --min-blocks N  build, pack: only directories of at least N blocks (16)\n"
+"  -f, --force         build: rebuild trees that exist; pack: whatever it gains\n"
+"      --pace N        pack: be at work for at most N percent of the time (100)\n"
 "      --verify        stat: read the whole tree and tell how full it is\n"
 "      --min-files N   arrange: only directories of at least N small files (64)\n"
 "      --max-size N    arrange: only files of at most N KiB (128)\n"
-"  -n, --dry-run       build, drop, arrange: tell what would be done\n"
+"  -n, --dry-run       build, drop, pack, arrange: tell what would be done\n"
 "  -v, --verbose       also tell of directories with which nothing was done\n"
 "  -q, --quiet         tell of errors and differences only\n"
 "      --progress      show progress even if this is not a terminal\n"
@@ -369,10 +375,11 @@ static void usage(FILE *to)
 "  -h, --help          show this\n"
 "\n"
 "Exit code: 0 done; 1 some directories failed or differ; 2 wrong usage;\n"
-"3 kernel or file system lacks itrees; 128 + N ended by signal N.\n");
+"3 kernel or file system lacks what is needed; 128 + N ended by signal N.\n");
 }
 
-enum { O_MIN_BLOCKS = 256, O_MIN_FILES, O_MAX_SIZE, O_VERIFY, O_PROGRESS };
+enum { O_MIN_BLOCKS = 256, O_MIN_FILES, O_MAX_SIZE, O_PACE, O_VERIFY,
+       O_PROGRESS };
 
 static const struct option longopts[] = {
 	{ "recursive", no_argument, NULL, 'r' },
@@ -380,6 +387,7 @@ static const struct option longopts[] = {
 	{ "min-files", required_argument, NULL, O_MIN_FILES },
 	{ "max-size", required_argument, NULL, O_MAX_SIZE },
 	{ "force", no_argument, NULL, 'f' },
+	{ "pace", required_argument, NULL, O_PACE },
 	{ "verify", no_argument, NULL, O_VERIFY },
 	{ "dry-run", no_argument, NULL, 'n' },
 	{ "verbose", no_argument, NULL, 'v' },
@@ -405,6 +413,11 @@ static void take_op(const char *name)
 	if (!strcmp(name, "arrange")) {
 		opt.op = OP_ARRANGE;
 		opt.op_name = "arrange";
+		return;
+	}
+	if (!strcmp(name, "pack")) {
+		opt.op = EXT4_ITREE_OP_PACK;
+		opt.op_name = "pack";
 		return;
 	}
 	for (i = 0; i < 4; i++)
@@ -433,8 +446,10 @@ static unsigned long take_number(const char *option, const char *arg)
 
 static void take_options(int argc, char **argv)
 {
-	int c, build_only = 0, arrange_only = 0, show = isatty(STDERR_FILENO);
+	int c, build_only = 0, arrange_only = 0, pack_only = 0;
+	int show = isatty(STDERR_FILENO);
 
+	opt.pace = 100;
 	opt.min_blocks = MIN_BLOCKS;
 	opt.min_files = MIN_FILES;
 	opt.max_size = MAX_SIZE << 10;
@@ -460,6 +475,12 @@ static void take_options(int argc, char **argv)
 				wrong("--max-size: at most 16384: ", optarg);
 			opt.max_size <<= 10;
 			arrange_only = 1;
+			break;
+		case O_PACE:
+			opt.pace = take_number("--pace", optarg);
+			if (!opt.pace || opt.pace > 100)
+				wrong("--pace: from 1 to 100: ", optarg);
+			pack_only = 1;
 			break;
 		case O_VERIFY:
 			opt.verify = 1;
@@ -491,16 +512,21 @@ static void take_options(int argc, char **argv)
 			exit(EXIT_USAGE);
 		}
 	if (optind == argc)
-		wrong("build, drop, check, stat or arrange?", "");
+		wrong("build, drop, check, stat, pack or arrange?", "");
 	take_op(argv[optind++]);
-	if (build_only && opt.op != EXT4_ITREE_OP_BUILD)
-		wrong("--force and --min-blocks are for build only", "");
+	if (build_only && opt.op != EXT4_ITREE_OP_BUILD &&
+	    opt.op != EXT4_ITREE_OP_PACK)
+		wrong("--force and --min-blocks are for build and pack only",
+		      "");
+	if (pack_only && opt.op != EXT4_ITREE_OP_PACK)
+		wrong("--pace is for pack only", "");
 	if (arrange_only && opt.op != OP_ARRANGE)
 		wrong("--min-files and --max-size are for arrange only", "");
 	if (opt.verify && opt.op != EXT4_ITREE_OP_STAT)
 		wrong("--verify is for stat only; check verifies always", "");
 	if (opt.dry_run && opt.op != EXT4_ITREE_OP_BUILD &&
-	    opt.op != EXT4_ITREE_OP_DROP && opt.op != OP_ARRANGE)
+	    opt.op != EXT4_ITREE_OP_DROP && opt.op != EXT4_ITREE_OP_PACK &&
+	    opt.op != OP_ARRANGE)
 		wrong("--dry-run: this command changes nothing anyway", "");
 	if (optind == argc)
 		wrong("no directory given", "");

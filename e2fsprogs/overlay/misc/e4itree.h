@@ -38,6 +38,7 @@ extern struct e4itree_options {
 	unsigned long	min_blocks;
 	unsigned long	min_files;
 	unsigned long	max_size;
+	unsigned long	pace;		/* percent */
 } opt;
 
 extern struct e4itree_sum {
@@ -52,6 +53,8 @@ extern struct e4itree_sum {
 extern volatile sig_atomic_t cancelled;
 
 void out_of_memory(void);
+int itree_call(int fd, int op, unsigned int flags, unsigned long long from,
+	       struct ext4_itree_args *a, struct ext4_itree_diff *diffs);
 
 /* The path of the directory at hand */
 size_t path_add(const char *name);
@@ -64,6 +67,7 @@ void fail(int err, const char *what);
 void skip(const char *result, const struct ext4_itree_args *a,
 	  const char *why);
 void report_tree(const char *result, const struct ext4_itree_args *a);
+void report_stat(const struct ext4_itree_args *a, unsigned int packed);
 void report_bad(const struct ext4_itree_args *a);
 void report_diffs(const struct ext4_itree_args *a,
 		  const struct ext4_itree_diff *d);
@@ -87,5 +91,21 @@ void arrange_skip(const char *result, const char *why);
 void report_arranged(const struct arrange_result *r);
 void progress_files(const char *what, unsigned long long nr);
 void report_summary(void);
+
+/* Blocks of a directory and of its tree. */
+struct pack_result {
+	unsigned int	block_size;
+	unsigned int	dir_before;
+	unsigned int	dir_after;
+	unsigned int	tree_before;
+	unsigned int	tree_after;
+};
+
+int pack(int fd);
+unsigned int packed_size(int fd, const struct ext4_itree_args *st);
+void pack_skip(const char *result, const struct pack_result *r,
+	       const char *why);
+void report_packed(const struct pack_result *r);
+void progress_blocks(unsigned int freed);
 
 #endif /* E4ITREE_H */

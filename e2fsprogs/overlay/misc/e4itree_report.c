@@ -158,7 +158,8 @@ void fail(int err, const char *what)
 	else if (err == EROFS)
 		todo = ": remount it read-write first";
 	else if (err == EBUSY)
-		todo = ": a build or drop of it is under way; try again later";
+		todo = ": a build, drop or pack of it is under way; try again "
+			"later";
 	else if (err == EAGAIN)
 		todo = ": it changes too fast; try again when it is calmer";
 	else if (err == ENODATA)
@@ -199,7 +200,8 @@ void skip(const char *result, const struct ext4_itree_args *a,
 	}
 }
 
-void report_tree(const char *result, const struct ext4_itree_args *a)
+static void print_tree(const char *result, const struct ext4_itree_args *a,
+		       unsigned int packed)
 {
 	unsigned long long bytes = (unsigned long long) a->ia_blocks *
 				   a->ia_block_size;
@@ -226,6 +228,8 @@ void report_tree(const char *result, const struct ext4_itree_args *a)
 			       "\"locked_us\": %u",
 			       (unsigned long long) a->ia_logged, a->ia_rounds,
 			       a->ia_locked_us);
+		if (packed)
+			printf(", \"packed_blocks\": %u", packed);
 		json_end();
 		return;
 	}
@@ -240,7 +244,21 @@ void report_tree(const char *result, const struct ext4_itree_args *a)
 	if (opt.verbose && opt.op == EXT4_ITREE_OP_BUILD)
 		printf(", %llu changes meanwhile, writers shut out for %u us",
 		       (unsigned long long) a->ia_logged, a->ia_locked_us);
+	if (packed)
+		printf("; the directory has %u blocks, packed about %u",
+		       a->ia_dir_blocks, packed);
 	putchar('\n');
+}
+
+void report_tree(const char *result, const struct ext4_itree_args *a)
+{
+	print_tree(result, a, 0);
+}
+
+/* @packed: blocks that packing would leave the directory, or 0 */
+void report_stat(const struct ext4_itree_args *a, unsigned int packed)
+{
+	print_tree("tree", a, packed);
 }
 
 /* A tree that breaks a rule. */
@@ -351,6 +369,49 @@ void report_arranged(const struct arrange_result *r)
 	putchar('\n');
 }
 
+/* --- pack --- */
+
+void progress_blocks(unsigned int freed)
+{
+	if (!opt.progress)
+		return;
+	fprintf(stderr, "\r\033[K%llu directories, %llu done: %.200s: %u blocks "
+		"freed", sum.dirs, sum.done, path, freed);
+	fflush(stderr);
+}
+
+void pack_skip(const char *result, const struct pack_result *r,
+	       const char *why)
+{
+	struct ext4_itree_args a;
+
+	memset(&a, 0, sizeof(a));
+	a.ia_dir_blocks = r->dir_before;
+	skip(result, &a, why);
+}
+
+void report_packed(const struct pack_result *r)
+{
+	sum.done++;
+	sum.entries += r->dir_before - r->dir_after;
+	if (opt.json) {
+		json_begin(opt.dry_run ? "would-pack" : "packed");
+		printf(", \"dir_blocks_before\": %u, \"dir_blocks\": %u, "
+		       "\"tree_blocks_before\": %u, \"tree_blocks\": %u, "
+		       "\"block_size\": %u", r->dir_before, r->dir_after,
+		       r->tree_before, r->tree_after, r->block_size);
+		json_end();
+		return;
+	}
+	if (opt.quiet)
+		return;
+	progress_clear();
+	printf("%s: %s %u blocks of the directory and %u of its tree, %s %u "
+	       "and %u\n", path, opt.dry_run ? "has" : "had", r->dir_before,
+	       r->tree_before, opt.dry_run ? "would have about" : "has",
+	       r->dir_after, r->tree_after);
+}
+
 /* The argument at hand: nothing can be done there. */
 void report_lacking(int err)
 {
@@ -362,6 +423,10 @@ void report_lacking(int err)
 			"data=journal or bigalloc\n", path);
 	else if (opt.op == OP_ARRANGE)
 		fprintf(stderr, "e4itree: %s: not on ext4\n", path);
+	else if (opt.op == EXT4_ITREE_OP_PACK)
+		fprintf(stderr, "e4itree: %s: not on ext4, or this kernel "
+			"cannot pack directories; e2fsck -fD packs those of "
+			"an unmounted file system\n", path);
 	else if (err == EOPNOTSUPP)
 		fprintf(stderr, "e4itree: %s: its file system lacks the itree "
 			"feature; run tune2fs -O itree on its device\n",
@@ -392,15 +457,19 @@ void report_summary(void)
 	if (cancelled)
 		fprintf(stderr, opt.op == OP_ARRANGE ?
 			"e4itree: cancelled; files that were moved stay where "
-			"they are now\n" :
+			"they are now\n" : opt.op == EXT4_ITREE_OP_PACK ?
+			"e4itree: cancelled; blocks that were freed stay "
+			"free\n" :
 			"e4itree: cancelled; a build under way has been "
 			"undone; trees of earlier directories stay\n");
 	if (opt.quiet || (!opt.recursive && !cancelled))
 		return;
 	printf("%llu directories: %llu %s, %llu skipped, %llu failed; "
-	       "%llu entries\n", sum.dirs, sum.done, opt.op ==
+	       "%llu %s\n", sum.dirs, sum.done, opt.op ==
 	       EXT4_ITREE_OP_BUILD ? "built" : opt.op == EXT4_ITREE_OP_DROP ?
 	       "dropped" : opt.op == EXT4_ITREE_OP_CHECK ? "exact" :
 	       opt.op == OP_ARRANGE ? opt.dry_run ? "to arrange" : "arranged" :
-	       "with a tree", sum.skipped, sum.failed, sum.entries);
+	       opt.op == EXT4_ITREE_OP_PACK ? opt.dry_run ? "to pack" :
+	       "packed" : "with a tree", sum.skipped, sum.failed, sum.entries,
+	       opt.op == EXT4_ITREE_OP_PACK ? "blocks freed" : "entries");
 }
