@@ -11,14 +11,14 @@ import types
 
 ARGS = struct.Struct("=IIIIQ3QIIQQQQIIIIIIQQIIII64s4Q")
 FIELDS = (
-    "version op flags max_diffs diffs r1 r2 r3 state depth keys names missing extra nr_diffs dir_blocks blocks free "
-    "leaves nodes leaf_slots logged rounds locked_us why_block block_size why r4 r5 r6 r7"
+    "version op flags max_diffs diffs r1 r2 from_hash state depth keys names missing extra nr_diffs dir_blocks blocks "
+    "free leaves nodes leaf_slots logged rounds locked_us why_block block_size why next r5 r6 r7"
 ).split()
 DIFF = struct.Struct("=IIII")
 EXT4_IOC_ITREE = 3 << 30 | ARGS.size << 16 | ord("f") << 8 | 96
-STAT, BUILD, DROP, CHECK, ON, OFF = range(6)
+STAT, BUILD, DROP, CHECK, ON, OFF, PACK = range(7)
 FORCE, VERIFY = 1, 2
-HAS_TREE, BAD, CHANGED, POSSIBLE = 1, 2, 4, 8
+HAS_TREE, BAD, CHANGED, POSSIBLE, MORE = 1, 2, 4, 8, 16
 MISSING, EXTRA = 1, 2
 
 
@@ -26,10 +26,10 @@ class Answer(types.SimpleNamespace):
     """The fields without their prefix."""
 
 
-def itree_fd(fd: int, op: int, flags: int = 0, diffs: int = 0, version: int = 1, reserved: int = 0) -> Answer:
+def itree_fd(fd: int, op: int, flags: int = 0, diffs: int = 0, version: int = 1, from_hash: int = 0) -> Answer:
     """Raises OSError. With diffs: the answer has found, a list of (inode, hash, what)."""
     room = ctypes.create_string_buffer(DIFF.size * max(diffs, 1))
-    head = (version, op, flags, diffs, ctypes.addressof(room) if diffs else 0, 0, 0, reserved)
+    head = (version, op, flags, diffs, ctypes.addressof(room) if diffs else 0, 0, 0, from_hash)
     raw = bytearray(ARGS.pack(*head, *[0] * 18, b"", *[0] * 4))
     try:
         fcntl.ioctl(fd, EXT4_IOC_ITREE, raw, True)

@@ -14,7 +14,7 @@ MODULES = (
     "matrix", "ops", "scans", "space", "modes", "corrupt", "crash", "roundtrip", "online", "resume", "power", "damaged",
     "tools", "scrub", "faults", "neighbours", "dentries", "memory",
     "checksums", "onehash", "positions", "reader", "renames", "delivery", "misses", "bios", "groups", "change",
-    "dirahead", "switch", "arrange", "memorder",
+    "dirahead", "switch", "arrange", "memorder", "pack",
 )  # fmt: skip
 
 
@@ -103,7 +103,7 @@ BY_DEFAULT = {
     "online-busy-1k online-busy-fastcommit online-hammer online-scans online-power-fastcommit online-cancel "
     "online-rmdir online-refusals online-differs online-recursive online-collisions "
     "online-one-hash online-build-quota resume-* switch-1k switch-nojournal switch-inline switch-small switch-stale "
-    "switch-listings switch-refusals switch-busy switch-power-1k arrange-*",
+    "switch-listings switch-refusals switch-busy switch-power-1k arrange-* pack-*",
     "power": "power-mail-1k power-storms-journal power-online-1k",
 }
 # What `make test` runs in QEMU besides what needs a machine: some of each group on x86, its disks and its interrupts.

@@ -1,0 +1,388 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""Directories that shrink while they are in use: EXT4_ITREE_OP_PACK and `e4itree pack`."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import random
+import re
+import threading
+import time
+
+from kt import itree_ioctl as io
+from kt import logwrites
+from kt.guest import Failed, Guest
+from kt.online import e4itree, exact
+from kt.positions import Stream
+from kt.power import Recorder, disks, in_place_of_the_disk, keep, lies, thread
+from kt.registry import case
+from kt.resume import Listing
+
+CUTS, ALL_CUTS = 40, 1000
+
+
+def mail_names(n: int, length: int = 16) -> list[str]:
+    return [hashlib.sha256(str(i).encode()).hexdigest().ljust(length, "n")[:length] + ".msg" for i in range(n)]
+
+
+def filled(g: Guest, n: int, name: str = "d", length: int = 16) -> dict[str, int]:
+    """A directory of so many names; returns the inode of each."""
+    d = g.path(name)
+    os.makedirs(d, exist_ok=True)
+    for x in mail_names(n, length):
+        os.mknod(os.path.join(d, x))
+    return dict(g.names(name))
+
+
+def thin(d: str, names: dict[str, int], share: float, seed: int = 7) -> dict[str, int]:
+    """Deletes that share of the names, at random; returns the others."""
+    gone = random.Random(seed).sample(sorted(names), int(len(names) * share))
+    for x in gone:
+        os.unlink(os.path.join(d, x))
+    return {x: names[x] for x in set(names) - set(gone)}
+
+
+def pack(d: str, calls: int = 0) -> bool:
+    """Packs to the end, or by so many calls. Returns whether the end was reached."""
+    at, done = 0, 0
+    while True:
+        answer = io.itree(d, io.PACK, from_hash=at)
+        at, done = answer.next, done + 1
+        if not answer.state & io.MORE:
+            return True
+        if done == calls:
+            return False
+
+
+def rehashed_blocks(g: Guest, name: str = "d") -> int:
+    """Blocks of the directory after e2fsck -fD of a copy."""
+    g.umount()
+    copy = g.copy_frozen()
+    g.run(g.tool("e2fsck"), "-fyD", copy, check=False, timeout=g.case.limit)
+    told = g.run(g.tool("debugfs"), "-R", f"stat /{name}", copy).stdout
+    copy.unlink()
+    size = int(told.split("Size:")[1].split()[0])
+    return size // g.p["bs"]
+
+
+def shrink(g: Guest) -> None:
+    """A directory from which nearly all names have gone: about the blocks that e2fsck -fD leaves it, and all names."""
+    n, share = g.p["n"], g.p["share"]
+    g.mount()
+    d = g.path()
+    left = thin(d, filled(g, n, length=g.p.get("length", 16)), share)
+    g.equal(dict(g.names()), left, "names before packing")
+    before, used = g.dir_blocks(d), os.stat(d).st_blocks
+    pack(d)
+    after = g.dir_blocks(d)
+    g.want(after < before, f"{after} blocks of {before}")
+    freed = (used - os.stat(d).st_blocks) * 512 // g.p["bs"]
+    g.want(freed >= (before - after) * 0.9, f"{before - after} blocks less, but {freed} given back")
+    g.equal(dict(g.names()), left, "names after packing")
+    if g.has_tree(d):
+        exact(g, d, len(left))
+    g.again()
+    g.equal(dict(g.names()), left, "names after the next mount")
+    for x, inode in left.items():
+        g.equal(os.stat(os.path.join(d, x)).st_ino, inode, f"inode of {x}")
+    g.fsck()
+    best = rehashed_blocks(g)
+    g.stats |= {"blocks": before, "packed": after, "rehashed": best}
+    g.want(after <= max(1.3 * best, best + 2), f"{after} blocks, e2fsck -fD makes {best}")
+    g.mount()
+    # It can grow again.
+    for x in mail_names(n, g.p.get("length", 16))[: n // 4]:
+        with contextlib.suppress(FileExistsError):
+            os.mknod(os.path.join(d, x))
+    g.fsck()
+    g.mount()
+    g.want(set(left) <= set(os.listdir(d)), "names are missing after it has grown again")
+
+
+def _shrink(id_: str, bs: int = 4096, n: int = 12000, share: float = 0.95, features: str = "", mkfs=(), **more) -> None:
+    params = {"bs": bs, "n": n, "share": share}
+    if "length" in more:
+        params["length"] = more.pop("length")
+    if "mount" in more:
+        params["mount"] = more.pop("mount")
+    case(
+        f"pack-{id_}", "online", params, features=features, mkfs=("-b", str(bs), *mkfs), **{"cost": 20, **more}
+    )(shrink)  # fmt: skip
+
+
+_shrink("4k")
+_shrink("1k", bs=1024)
+_shrink("half", bs=1024, share=0.6)
+_shrink("all", bs=1024, n=6000, share=1.0)
+_shrink("no-tree", bs=1024, itree=False)
+_shrink("nocsum", bs=1024, features="^metadata_csum,^uninit_bg")
+_shrink("nojournal", bs=1024, features="^has_journal")
+_shrink("quota", bs=1024, features="quota")
+_shrink("bigalloc", features="bigalloc", mkfs=("-C", "16384"))
+# Three levels of index blocks: 5 names a leaf.
+_shrink("largedir", bs=1024, n=70000, length=60, features="large_dir", cost=60,
+        mkfs=("-N", "80000"))  # fmt: skip
+
+
+def listings(g: Guest) -> None:
+    """Readers in the middle of a listing get each name that stays once, however they read, and whatever is packed."""
+    g.mount()
+    d, rng = g.path(), random.Random(11)
+    names = filled(g, g.p["n"])
+    if "inode_order" in g.p.get("mount", ""):
+        g.equal(g.has_tree(d), False, "itree flag without the feature")
+    readers = {f"{kind.__name__} {buf}": kind(d, buf) for kind in (Stream, Listing) for buf in (300, 4000, 32768)}
+    going = dict(readers)
+    left = set(names)
+    for part in range(8):
+        for key, reader in list(going.items()):
+            # Some far ahead of others.
+            most = len(reader.names) + len(left) * rng.choice((1, 2, 4)) // 20
+            while len(reader.names) < most:
+                if not reader.call():
+                    del going[key]
+                    break
+        gone = rng.sample(sorted(left), len(left) * (40 if part < 2 else 15) // 100)
+        for x in gone:
+            os.unlink(os.path.join(d, x))
+        left -= set(gone)
+        before = g.dir_blocks(d)
+        pack(d)
+        g.stats["blocks"] = g.stats.get("blocks", 0) + before - g.dir_blocks(d)
+        if g.p.get("rebuild") and part % 3 == 2:
+            io.itree(d, io.BUILD, io.FORCE)
+    for key, reader in readers.items():
+        while key in going and reader.call() and len(reader.names) < 3 * len(names):
+            pass
+        got = [x for x in reader.names if x in left]
+        g.equal(sorted(left - set(got))[:3], [], f"{key}: names that were missed")
+        most = 2 if g.p.get("rebuild") else 1
+        often = sorted({x for x in got if got.count(x) > most}) if len(got) != len(left) else []
+        g.equal(often[:3], [], f"{key}: names that came more than {most} times")
+        if isinstance(reader, Stream):
+            reader.close()
+    g.want(g.stats["blocks"] > 20, f"only {g.stats['blocks']} blocks were freed")
+    if g.has_tree(d):
+        exact(g, d, len(left))
+
+
+for _id, _bs, _more, _params in (
+    ("4k", 4096, {}, {}),
+    ("1k", 1024, {}, {}),
+    ("hash", 1024, {}, {"mount": "noitree"}),
+    ("stock", 1024, {"itree": False}, {}),
+    ("memory", 1024, {"itree": False}, {"mount": "inode_order"}),
+    ("rebuild", 1024, {}, {"rebuild": True}),
+):
+    case(f"pack-listings-{_id}", "online", {"bs": _bs, "n": 9000, **_params}, mkfs=("-b", str(_bs)), cost=20, **_more)(
+        listings
+    )
+
+
+def commit(_number: int) -> None:
+    os.sync()
+
+
+def forget(_number: int) -> None:
+    with open("/proc/sys/vm/drop_caches", "w") as f:
+        f.write("1")
+    time.sleep(0.02)
+
+
+def busy(g: Guest) -> None:
+    """Cold readers, creates, deletes and renames beside: names that stay are in each listing, once."""
+    g.mount()
+    d = g.path()
+    stays = thin(d, filled(g, g.p["n"]), 0.7)
+    stop, faults, done = threading.Event(), [], {"packed": 0, "listed": 0, "changes": 0}
+
+    def packs(_number: int) -> None:
+        before = g.dir_blocks(d)
+        pack(d)
+        done["packed"] += max(before - g.dir_blocks(d), 0)
+        time.sleep(0.05)
+
+    def lists(_number: int) -> None:
+        reader = Stream(d, random.choice((1000, 32768)))
+        while reader.call():
+            pass
+        reader.close()
+        got = [x for x in reader.names if x in stays]
+        if sorted(got) != sorted(stays):
+            faults.append(f"{len(set(stays) - set(got))} names missed, {len(got) - len(set(got))} too many")
+            stop.set()
+        done["listed"] += 1
+
+    def changes(_number: int) -> None:
+        temp = [os.path.join(d, f"t{i:05}{'x' * (i % 40)}") for i in range(1500)]
+        for x in temp:
+            os.mknod(x)
+        for x in temp[::2]:
+            os.rename(x, x + ".new")
+        for i, x in enumerate(temp):
+            os.unlink(x if i % 2 else x + ".new")
+        done["changes"] += 1
+
+    threads = [thread(x, stop, faults) for x in (packs, lists, lists, changes, forget)]
+    stop.wait(g.p["seconds"])
+    stop.set()
+    for t in threads:
+        t.join(60)
+    g.equal(faults[:2], [], "faults")
+    g.stats |= done
+    g.want(min(done.values()) > 1, f"too little was done: {done}")
+    pack(d)
+    g.equal(dict(g.names()), stays, "names in the end")
+    if g.has_tree(d):
+        exact(g, d, len(stays))
+    g.fsck()
+
+
+for _id, _bs, _more, _params in (
+    ("4k", 4096, {"cpus": 2}, {}),
+    ("1k", 1024, {}, {}),
+    ("hash", 1024, {}, {"mount": "noitree"}),
+    ("memory", 1024, {"itree": False}, {"mount": "inode_order"}),
+):
+    case(
+        f"pack-busy-{_id}", "online", {"bs": _bs, "n": 9000, "seconds": 20, **_params}, mkfs=("-b", str(_bs)), cost=30,
+        **_more,
+    )(busy)  # fmt: skip
+
+
+def power_cut(g: Guest) -> None:
+    """The power fails while a directory is packed: each name is there, with its inode, and e2fsck finds nothing."""
+    g.mount()
+    left = thin(g.path(), filled(g, g.p["n"], length=g.p["length"]), 0.9)
+    g.umount()
+    rec = Recorder(g)
+    try:
+        g.mount()
+        rec.mark("start")
+        before = g.dir_blocks(g.path())
+        stop, faults = threading.Event(), []
+        # Long names, a small journal and blocks that have to be read again: many commits on the way.
+        beside = [thread(work, stop, faults) for work in (commit, forget)]
+        pack(g.path())
+        stop.set()
+        for t in beside:
+            t.join(60)
+        g.equal(faults, [], "sync")
+        after = g.dir_blocks(g.path())
+        g.umount()
+    finally:
+        with contextlib.suppress(Failed):
+            g.umount()
+        rec.remove()
+    g.want(after * 3 < before, f"{after} blocks of {before}")
+    log = logwrites.Log(rec.log)
+    first = next(i for i, e in enumerate(log.entries) if e.mark == "start")
+    count = ALL_CUTS if g.job["full"] else CUTS
+    sizes = set()
+    for cut, image in disks(g, rec, log, logwrites.choose(log, count, 1, first)):
+        fails = len(g.fails)
+        with in_place_of_the_disk(g, rec, image):
+            g.mount()
+            g.equal(dict(g.names()), left, "names after the cut")
+            sizes.add(g.dir_blocks(g.path()))
+            if g.has_tree(g.path()):
+                exact(g, g.path(), len(left))
+            g.fsck()
+        g.stats["cuts"] = g.stats.get("cuts", 0) + 1
+        if len(g.fails) > fails:
+            g.fail(f"the findings above: cut {cut.kind} at entry {cut.at} of {len(log.entries)}")
+            keep(g, rec, log, cut)
+            break
+    g.stats["sizes"] = len(sizes)
+    lies(g, rec, log, 1)
+    log.close()
+    g.want(g.stats.get("cuts", 0) > count // 3, "hardly a write was recorded")
+
+    g.want(len(sizes) > 5, f"the cuts have seen only {len(sizes)} sizes of the directory")
+
+
+for _id, _bs, _length, _features in (
+    ("4k", 4096, 230, ""), ("1k", 1024, 100, ""), ("fastcommit", 1024, 100, "fast_commit")
+):  # fmt: skip
+    case(
+        f"pack-power-{_id}", "online", {"bs": _bs, "n": 12000, "length": _length}, size="96M",
+        mkfs=("-b", str(_bs), "-N", "16000", "-J", f"size={_bs // 1024}"),
+        features=_features, itree=_id != "fastcommit", memory="2G", cost=60, limit=1500,
+    )(power_cut)  # fmt: skip
+
+
+def refusals(g: Guest) -> None:
+    """Who may pack, and what."""
+    g.mount()
+    d = g.path()
+    left = thin(d, filled(g, 3000), 0.9)
+    before = g.dir_blocks(d)
+    small = g.path("small")
+    os.mkdir(small)
+    g.equal(io.errno_of(small, io.PACK), errno.ENODATA, "a directory without an htree")
+    g.equal(io.errno_of(d, io.PACK, from_hash=1 << 32), errno.EINVAL, "a hash beyond 32 bits")
+    g.equal(io.errno_of(d, io.STAT, from_hash=1), errno.EINVAL, "a hash for another operation")
+    g.equal(io.errno_of(d, io.PACK, io.FORCE), errno.EINVAL, "a flag of another operation")
+    os.chmod(d, 0o777)
+    child = os.fork()
+    if not child:
+        os.setuid(1000)
+        os._exit(io.errno_of(d, io.PACK))
+    g.equal(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), errno.EPERM, "another user")
+    flags = g.flags(d)
+    g.set_flags(d, flags | 0x10)
+    g.equal(io.errno_of(d, io.PACK), errno.EPERM, "an immutable directory")
+    g.set_flags(d, flags)
+    g.remount("ro")
+    g.equal(io.errno_of(d, io.PACK), errno.EROFS, "a read-only mount")
+    g.remount("rw")
+    g.equal(g.dir_blocks(d), before, "blocks after refusals")
+    pack(d)
+    g.want(g.dir_blocks(d) < before, "blocks after packing")
+    g.equal(dict(g.names()), left, "names")
+
+
+case("pack-refusals", "online", {"bs": 1024}, mkfs=("-b", "1024"), size="64M", cost=10)(refusals)
+
+
+def tool(g: Guest) -> None:
+    """`e4itree pack`: what it says before, what it does, with and without a tree, and when there is little to gain."""
+    g.mount()
+    d, bs = g.path(), g.p["bs"]
+    names = filled(g, g.p["n"])
+    g.want("less than a quarter" in e4itree(g, "pack", d).stdout, "a full directory is packed")
+    left = thin(d, names, 0.95)
+    before, tree = g.dir_blocks(d), len(g.tree_blocks(d))
+    told = json.loads(e4itree(g, "pack", "-n", "--json", d).stdout.splitlines()[0])
+    g.equal(told["result"], "would-pack", "result of a dry run")
+    g.equal((told["dir_blocks_before"], g.dir_blocks(d)), (before, before), "blocks after a dry run")
+    if g.has_tree(d):
+        said = json.loads(e4itree(g, "stat", "--json", d).stdout.splitlines()[0])
+        g.want(abs(said["packed_blocks"] - told["dir_blocks"]) <= 3, f"stat says {said}, pack -n {told}")
+    done = json.loads(e4itree(g, "pack", "--pace", "50", "--json", d).stdout.splitlines()[0])
+    after, small = g.dir_blocks(d), len(g.tree_blocks(d))
+    g.equal((done["result"], done["dir_blocks"]), ("packed", after), "what pack tells")
+    g.want(done["tree_blocks"] <= small, f"pack tells of {done['tree_blocks']} blocks of the tree, it has {small}")
+    g.want(told["dir_blocks"] * 0.7 <= after <= told["dir_blocks"] * 1.3, f"{after} blocks, pack -n told {told}")
+    g.want(after * 8 < before, f"{after} blocks of {before}")
+    if tree:
+        g.want(small * 4 < tree, f"{small} blocks of the tree of {tree}")
+        exact(g, d, len(left))
+    g.equal(dict(g.names()), left, "names")
+    g.want("less than a quarter" in e4itree(g, "pack", d).stdout, "a packed directory is packed")
+    e4itree(g, "pack", "--force", "--quiet", d)
+    small_dir = g.path("small")
+    os.mkdir(small_dir)
+    g.want("too small" in e4itree(g, "pack", small_dir).stdout, "a small directory is packed")
+    out = e4itree(g, "pack", "-r", "-v", "--min-blocks", "1", g.mnt).stdout
+    g.want(re.search(r"directories: \d+ packed, \d+ skipped, 0 failed", out), f"pack -r: {out}")
+    g.stats |= {"blocks": before, "packed": after}
+    g.equal(bs, os.statvfs(d).f_bsize, "block size")
+
+
+for _id, _more in (("tool", {}), ("tool-stock", {"itree": False})):
+    case(f"pack-{_id}", "online", {"bs": 1024, "n": 12000}, mkfs=("-b", "1024"), cost=15, **_more)(tool)
