@@ -73,6 +73,21 @@ def test_missing(collection, standin, dirs):
     assert [r["result"] for r in answer["results"]] == ["missing", "already", "already"]
 
 
+def test_packed(collection, standin, dirs):
+    """Check mode tells how small the directory would be; a kernel that cannot pack is named."""
+    foretold = call(collection, standin, dirs[:1], state="packed", check=True)
+    assert standin.calls() == [f"pack dry {dirs[0]}"]
+    assert foretold["changed"] and foretold["diff"]["after"] == f"{dirs[0]}: about 20 blocks\n"
+    done = call(collection, standin, dirs[:1], state="packed", force=True)
+    assert done["changed"] and done["results"][0]["dir_blocks_before"] == 900
+    assert done["diff"] == {"before": f"{dirs[0]}: 900 blocks\n", "after": f"{dirs[0]}: 20 blocks\n"}
+    assert not call(collection, standin, dirs[:1], state="packed")["changed"]
+    said = "not on ext4, or this kernel cannot pack directories"
+    standin.answer(dirs[1], (3, {"result": "lacking", "errno": 25}, said))
+    answer = call(collection, standin, dirs[1:], state="packed", ok=False)
+    assert "this kernel cannot pack directories" in answer["msg"] and len(answer["results"]) == 0
+
+
 def test_checked(collection, standin, dirs):
     call(collection, standin, dirs[:1])
     assert not call(collection, standin, dirs[:2], state="checked", check=True)["changed"]
@@ -118,7 +133,7 @@ def test_lacking_kernel(collection, tools, dirs):
         ({}, "one of the following is required: path, paths"),
         ({"path": "/a", "paths": ["/b"]}, "mutually exclusive"),
         ({"path": "/a", "state": "there"}, "value of state must be one of"),
-        ({"path": "/a", "state": "checked", "force": True}, "force is for state=built only"),
+        ({"path": "/a", "state": "checked", "force": True}, "force is for state=built and state=packed"),
         ({"path": "/a", "min_blocks": -1}, "must not be negative"),
         ({"paths": ["a"]}, "absolute"),
         ({"path": "/a", "no": "such"}, "Unsupported parameters"),

@@ -106,6 +106,28 @@ def test_check(collection, sandbox, tools):
     assert not [u for u in UNITS if u in sandbox.changes()]
 
 
+def test_timers_of_pack_and_arrange(collection, sandbox, tools):
+    """Off unless they are asked for; what they may write are the paths; gone when they are no longer wanted."""
+    sandbox.put("/usr/sbin/e4itree", (tools / "e4itree").read_bytes(), 0o755)
+    more = tuple(f"/etc/systemd/system/itree-{x}.{kind}" for x in ("pack", "arrange") for kind in ("service", "timer"))
+    variables = {"itree_check_paths": ["/srv/mail", '/srv/100% of "it"'], "itree_check_start": False,
+                 "itree_check_pack": True, "itree_check_arrange": True}  # fmt: skip
+    once_twice(collection, sandbox, "check", UNITS + more, **variables)
+    said = sandbox.run("systemd-analyze", "verify", "--man=no", *UNITS, *more)
+    assert not [t for t in said.splitlines() if "itree-" in t], said
+    for name, needs in (("pack", True), ("arrange", False)):
+        service = pathlib.Path(f"{sandbox.top}/etc.up/systemd/system/itree-{name}.service").read_text()
+        assert f'/usr/sbin/e4itree {name} --recursive --quiet -- "/srv/mail"' in service
+        assert r'ReadWritePaths="/srv/mail" "/srv/100%% of \"it\""' in service
+        assert ("ConditionPathExists=" in service) is needs
+    assert "ReadWritePaths" not in pathlib.Path(f"{sandbox.top}/etc.up/systemd/system/itree-check.service").read_text()
+    variables["itree_check_pack"] = False
+    collection.role("check", before=sandbox.before, **variables).good()
+    assert [u for u in more if u in sandbox.changes()] == list(more[2:])
+    collection.role("check", before=sandbox.before, itree_check_state="absent", **variables).good()
+    assert not [u for u in UNITS + more if u in sandbox.changes()]
+
+
 def test_check_bad_calendar(collection, sandbox, tools):
     """systemd itself is asked whether it understands the time."""
     sandbox.put("/usr/sbin/e4itree", (tools / "e4itree").read_bytes(), 0o755)

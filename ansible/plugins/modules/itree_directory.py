@@ -1,12 +1,12 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-2.0-only
-"""Build, drop or check the trees of directories, through e4itree."""
+"""Build, drop or check the trees of directories, or pack these, through e4itree."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: itree_directory
-short_description: Build, drop or check the itrees of ext4 directories in use
+short_description: Build, drop or check the itrees of ext4 directories in use, or pack the directories
 version_added: "0.1.0"
 description:
   - Runs C(e4itree --json) for each directory. The directories can be used meanwhile.
@@ -28,19 +28,20 @@ options:
       - V(dropped) takes the tree away and frees its blocks.
       - V(checked) compares the tree with the directory and fails if they differ.
         Names cannot be added or removed meanwhile.
+      - V(packed) makes the directory smaller if it would lose a quarter of its blocks, with or without a tree.
     type: str
-    choices: [built, dropped, checked]
+    choices: [built, dropped, checked, packed]
     default: built
   force:
     description:
-      - Rebuild trees that exist. Always a change.
-      - Only with O(state=built).
+      - With O(state=built), rebuild trees that exist. Always a change.
+      - With O(state=packed), pack directories even if that gains little.
     type: bool
     default: false
   min_blocks:
     description:
-      - Leave directories alone that have fewer blocks and no tree.
-      - Only with O(state=built).
+      - Leave directories alone that have fewer blocks, with O(state=built) if they have no tree.
+      - Only with O(state=built) and O(state=packed).
     type: int
     default: 16
   ignore_missing:
@@ -101,6 +102,11 @@ EXAMPLES = r"""
   itree.storage.itree_directory:
     path: /srv/mail/info/new
     state: checked
+
+- name: Make a queue smaller that has been long
+  itree.storage.itree_directory:
+    path: /var/spool/postfix/deferred
+    state: packed
 """
 
 RETURN = r"""
@@ -118,6 +124,7 @@ results:
         - V(built), V(already), V(small) or V(would-build) of O(state=built).
         - V(dropped), V(none) or V(would-drop) of O(state=dropped).
         - V(exact), V(none), V(differs) or V(bad) of O(state=checked).
+        - V(packed), V(already), V(small), V(no-index) or V(would-pack) of O(state=packed).
         - V(failed), and V(missing) with O(ignore_missing).
       type: str
     error:
@@ -131,6 +138,9 @@ results:
       type: int
     dir_blocks:
       description: Blocks of the directory.
+      type: int
+    dir_blocks_before:
+      description: Blocks of the directory before it was packed.
       type: int
 stopped:
   description: Whether the stop file was there.
@@ -147,14 +157,15 @@ from ansible_collections.itree.storage.plugins.module_utils import ext4
 
 EXIT_LACKING = 3
 RETRY = (11, 16)  # EAGAIN, EBUSY
-OPS = {"built": "build", "dropped": "drop", "checked": "check"}
+OPS = {"built": "build", "dropped": "drop", "checked": "check", "packed": "pack"}
 # What each state may end in without being an error, and which of these are changes.
 GOOD = {
     "built": ("built", "already", "small", "would-build"),
     "dropped": ("dropped", "none", "would-drop"),
     "checked": ("exact", "none"),
+    "packed": ("packed", "already", "small", "no-index", "would-pack"),
 }
-CHANGES = ("built", "dropped", "would-build", "would-drop")
+CHANGES = ("built", "dropped", "packed", "would-build", "would-drop", "would-pack")
 
 
 class Lacking(Exception):
@@ -165,7 +176,7 @@ def arguments():
     return {
         "path": {"type": "path"},
         "paths": {"type": "list", "elements": "str"},
-        "state": {"type": "str", "choices": ["built", "dropped", "checked"], "default": "built"},
+        "state": {"type": "str", "choices": list(OPS), "default": "built"},
         "force": {"type": "bool", "default": False},
         "min_blocks": {"type": "int", "default": 16},
         "ignore_missing": {"type": "bool", "default": False},
@@ -185,7 +196,7 @@ def command(module, path):
             "(Debian); the role itree.storage.packages does that"
         )
     argv = [program, OPS[want["state"]], "--json", "--verbose"]
-    if want["state"] == "built":
+    if want["state"] in ("built", "packed"):
         argv += ["--min-blocks", str(want["min_blocks"])] + ["--force"] * want["force"]
     if module.check_mode and want["state"] != "checked":
         argv.append("--dry-run")
@@ -194,6 +205,8 @@ def command(module, path):
 
 def lacking(path, number, said):
     """Which of kernel and file system lacks the feature."""
+    if "cannot pack" in said:
+        return f"{path}: {said}"
     known, advice = ext4.feature()
     if number == 95:  # EOPNOTSUPP
         return (
@@ -258,7 +271,11 @@ def diff_of(module, results):
     before, after = [], []
     for record in results:
         result = record["result"]
-        if result in CHANGES:
+        if result in ("packed", "would-pack"):
+            before.append(f"{record['path']}: {record['dir_blocks_before']} blocks\n")
+            about = "about " if result == "would-pack" else ""
+            after.append(f"{record['path']}: {about}{record['dir_blocks']} blocks\n")
+        elif result in CHANGES:
             had = module.params["force"] or result in ("dropped", "would-drop")
             has = result in ("built", "would-build")
             size = f" of {record['keys']} keys, {record['tree_blocks']} blocks" if result == "built" else ""
@@ -275,8 +292,8 @@ def main():
         supports_check_mode=True,
     )
     want = module.params
-    if want["force"] and want["state"] != "built":
-        module.fail_json(msg="force is for state=built only")
+    if want["force"] and want["state"] not in ("built", "packed"):
+        module.fail_json(msg="force is for state=built and state=packed only")
     for name in ("min_blocks", "retries", "retry_delay"):
         if want[name] < 0:
             module.fail_json(msg=f"{name} must not be negative")
