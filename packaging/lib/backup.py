@@ -20,7 +20,8 @@ APPLIANCE_ONLY = (
     "usr/lib/systemd/system/itree-backup-grow.service", "usr/lib/systemd/system/itree-backup-setup.service",
     "usr/lib/systemd/system/itree-backup-console.*", "usr/lib/systemd/system/srv-backup.mount",
     "usr/lib/systemd/system/e2scrub*", "usr/lib/systemd/system/smartmontools*",
-    "usr/lib/systemd/system/itree-check.*",
+    "usr/lib/systemd/system/itree-check.*", "usr/lib/systemd/system/itree-pack.*",
+    "usr/lib/systemd/system/itree-arrange.*",
 )  # fmt: skip
 
 

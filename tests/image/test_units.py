@@ -20,6 +20,8 @@ EXPOSURE = {
     "backup-watch.service": 2.4,
     "backup-verify.service": 2.0,
     "itree-check.service": 3.2,
+    "itree-pack.service": 3.2,
+    "itree-arrange.service": 3.4,
     "itree-backup-page.service": 2.0,
     "itree-backup-console.service": 2.6,
     "itree-backup-volume.service": 5.6,
@@ -105,8 +107,9 @@ def test_commands_exist(name):
 
 def test_nothing_backs_up_beside_the_volume():
     """Whatever writes snapshots needs the mount; the mount needs the fsck and the look at the disk."""
-    for name in ("backup@.service", "backup-verify.service", "itree-check.service", "backup-watch.service"):
-        assert section(UNITS / name)["Unit"]["RequiresMountsFor"] == ["/srv/backup"]
+    on_volume = ("backup@", "backup-verify", "itree-check", "itree-pack", "itree-arrange", "backup-watch")
+    for name in on_volume:
+        assert section(UNITS / f"{name}.service")["Unit"]["RequiresMountsFor"] == ["/srv/backup"]
     unit = section(UNITS / "srv-backup.mount")
     assert "itree-backup-volume.service" in unit["Unit"]["Requires"] + unit["Unit"]["After"]
     fsck = [v for v in unit["Unit"]["Requires"] if v.startswith("systemd-fsck@")]
