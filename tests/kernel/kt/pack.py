@@ -8,6 +8,7 @@ import errno
 import hashlib
 import json
 import os
+import pathlib
 import random
 import re
 import threading
@@ -16,10 +17,11 @@ import time
 from kt import itree_ioctl as io
 from kt import logwrites
 from kt.guest import Failed, Guest
+from kt.mapper import Mapped
 from kt.online import e4itree, exact
 from kt.positions import Stream
 from kt.power import Recorder, disks, in_place_of_the_disk, keep, lies, thread
-from kt.registry import case
+from kt.registry import MILLION, case
 from kt.resume import Listing
 
 CUTS, ALL_CUTS = 40, 1000
@@ -389,3 +391,89 @@ def tool(g: Guest) -> None:
 
 for _id, _more in (("tool", {}), ("tool-stock", {"itree": False})):
     case(f"pack-{_id}", "online", {"bs": 1024, "n": 12000}, mkfs=("-b", "1024"), cost=15, **_more)(tool)
+
+
+class Writer:
+    """Creates and removes a name again and again; notes how long the slowest of these calls took."""
+
+    def __init__(self, d: str):
+        self.path, self.longest, self.calls = os.path.join(d, "writer"), 0.0, 0
+        self.stop, self.faults = threading.Event(), []
+        self.thread = thread(self.once, self.stop, self.faults)
+
+    def once(self, _number: int) -> None:
+        for call in (os.mknod, os.unlink):
+            start = time.monotonic()
+            call(self.path)
+            self.longest = max(self.longest, time.monotonic() - start)
+        self.calls += 1
+        time.sleep(0.002)
+
+    def end(self) -> int:
+        """Milliseconds."""
+        self.stop.set()
+        self.thread.join(120)
+        return round(self.longest * 1000)
+
+
+def slow_disk(g: Guest) -> None:
+    """95 % of the names deleted, a request takes 10 ms: blocks and reads as after e2fsck -fD; waits of a writer."""
+    g.mount()
+    d = g.path()
+    left = thin(d, filled(g, g.p["n"]), 0.95)
+    g.umount()
+    rehashed = g.copy_frozen().rename(g.tmp / "rehashed")
+    g.run(g.tool("e2fsck"), "-fyD", rehashed, check=False, timeout=g.case.limit)
+    sectors = g.run("blockdev", "--getsz", g.dev).stdout.strip()
+    slow = Mapped(g, f"slow-{g.disk}", f"0 {sectors} delay {g.dev} 0 10")
+    try:
+        g.mount()
+        alone = Writer(d)
+        time.sleep(5)
+        g.stats["wait_alone_ms"] = alone.end()
+        g.again()
+        before, beside = g.dir_blocks(d), Writer(d)
+        start = time.monotonic()
+        e4itree(g, "pack", "--quiet", d)
+        g.stats |= {"pack_seconds": round(time.monotonic() - start), "wait_pack_ms": beside.end()}
+        g.equal(alone.faults + beside.faults, [], "writer")
+        g.stats |= {"writer_calls": beside.calls, "blocks": before, "packed": g.dir_blocks(d)}
+        g.equal(dict(g.names()), left, "names after packing")
+        exact(g, d, len(left))
+    finally:
+        with contextlib.suppress(Failed):
+            g.umount()
+        slow.remove()
+    g.fsck()
+    g.stats["reads_packed"] = cold_listing(g, g.copy_frozen(), left)
+    g.stats["reads_rehashed"] = cold_listing(g, rehashed, left)
+    g.stats["rehashed"] = rehashed_blocks(g)
+    g.want(g.stats["packed"] <= 1.3 * g.stats["rehashed"], f"blocks: {g.stats}")
+    g.want(g.stats["reads_packed"] <= 1.3 * g.stats["reads_rehashed"] + 10, f"reads: {g.stats}")
+
+
+def cold_listing(g: Guest, image: pathlib.Path, names: dict[str, int]) -> int:
+    """Requests of a listing of the image's directory, with the inodes."""
+    raw, g.dev = g.dev, g.run("losetup", "--show", "-f", image).stdout.strip()
+    stat = pathlib.Path("/sys/class/block", os.path.basename(g.dev), "stat")
+    try:
+        g.mount()
+        g.settle()
+        before = int(stat.read_text().split()[0])
+        with os.scandir(g.path()) as it:
+            got = {e.name: e.stat(follow_symlinks=False).st_ino for e in it}
+        requests = int(stat.read_text().split()[0]) - before
+        g.equal(got, names, "names of the listing")
+    finally:
+        with contextlib.suppress(Failed):
+            g.umount()
+        g.run("losetup", "-d", g.dev)
+        g.dev = raw
+    return requests
+
+
+case("pack-slow-disk", "online", {"bs": 4096, "n": 60000}, mkfs=("-b", "4096", "-N", "80000"), cost=60)(slow_disk)
+case(
+    "pack-million", "online", {"bs": 4096, "n": 1000000}, mkfs=("-b", "4096", "-N", "1100000"), size="4G", memory="2G",
+    cost=900, limit=3000, full=MILLION,
+)(slow_disk)  # fmt: skip
