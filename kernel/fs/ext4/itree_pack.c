@@ -110,6 +110,8 @@ bool ext4_htree_parse(struct inode *dir, struct buffer_head *bh,
 {
 	bool csum = ext4_has_feature_metadata_csum(dir->i_sb);
 	u32 size = dir->i_sb->s_blocksize, head = block ? 8 : 32;
+	/* As dx_node_limit() has it: with hashes in entries, 8 bytes stay free. */
+	u32 room = size - (block ? ext4_dir_rec_len(0, dir) : head);
 	struct ext4_dir_entry_2 *de = (struct ext4_dir_entry_2 *)bh->b_data;
 	u8 *info = (u8 *)bh->b_data + 24;
 
@@ -129,7 +131,7 @@ bool ext4_htree_parse(struct inode *dir, struct buffer_head *bh,
 		    n->levels >= ext4_dir_htree_level(dir->i_sb))
 			return false;
 	}
-	return n->limit == (size - head) / sizeof(*n->e) - csum &&
+	return n->limit == room / sizeof(*n->e) - csum &&
 	       n->count && n->count <= n->limit;
 }
 
