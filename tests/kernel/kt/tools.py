@@ -7,7 +7,8 @@ import os
 import pathlib
 import re
 
-from kt.guest import SEGMENT, Guest
+from kt.guest import FL_CASEFOLD, FL_INDEX, SEGMENT, Guest
+from kt.online import mount
 from kt.registry import case
 from kt.roundtrip import debugfs
 
@@ -232,3 +233,36 @@ case(
     "without-key-casefold", "tools", {"n": 400, "names": "ascii", "crypt": True, "casefold": True},
     features="encrypt,casefold", mkfs=("-b", "1024", "-E", "encoding=utf8"), size="128M", cost=25,
 )(without_key)  # fmt: skip
+
+
+def two_levels(g: Guest) -> None:
+    """Encrypted, casefolded directories with index blocks below the root: e2fsck and kernel agree on their size."""
+    mount(g)
+    d = g.path()
+    os.mkdir(d)
+    g.equal(g.set_flags(d, g.flags(d) | FL_CASEFOLD), 0, "chattr +F")
+    g.t("crypt", "--mode", "set", "--dir", d)
+    for i in range(g.p["n"]):
+        os.mknod(os.path.join(d, f"name-{i:06}"))
+    names = dict(g.names())
+    g.fsck()
+    g.want("Indirect levels: 1" in htree(g), "the htree of the kernel has one level only")
+    repair(g, "-fyD")
+    g.want("Indirect levels: 1" in htree(g), "the htree of e2fsck has one level only")
+    mount(g)
+    for name, inode in names.items():
+        g.equal(os.stat(os.path.join(d, name.upper())).st_ino, inode, f"inode of {name}")
+    # A kernel that refuses the index goes on without it and gives it up at the next create.
+    os.mknod(os.path.join(d, "one-more"))
+    g.want(g.flags(d) & FL_INDEX, "the directory has lost its htree")
+    g.want("dx entry" not in g.log(), "the kernel refuses the index blocks of e2fsck")
+    g.fsck()
+
+
+def htree(g: Guest) -> str:
+    return debugfs(g, "htree_dump /d", write=False)
+
+
+for _id, _itree in (("", True), ("-stock", False)):
+    case(f"two-levels-crypt-casefold{_id}", "tools", {"n": 5000, "crypt": True}, itree=_itree, cost=20,
+         features="encrypt,casefold", mkfs=("-b", "1024"))(two_levels)  # fmt: skip
