@@ -16,9 +16,9 @@ import time
 
 from kt import itree_ioctl as io
 from kt import logwrites
-from kt.guest import Failed, Guest
+from kt.guest import FL_CASEFOLD, Failed, Guest
 from kt.mapper import Mapped
-from kt.online import e4itree, exact
+from kt.online import e4itree, exact, mount
 from kt.positions import Stream
 from kt.power import Recorder, disks, in_place_of_the_disk, keep, lies, thread
 from kt.registry import MILLION, case
@@ -35,6 +35,10 @@ def filled(g: Guest, n: int, name: str = "d", length: int = 16) -> dict[str, int
     """A directory of so many names; returns the inode of each."""
     d = g.path(name)
     os.makedirs(d, exist_ok=True)
+    if g.p.get("casefold"):
+        g.equal(g.set_flags(d, g.flags(d) | FL_CASEFOLD), 0, "chattr +F")
+    if g.p.get("crypt"):
+        g.t("crypt", "--mode", "set", "--dir", d)
     for x in mail_names(n, length):
         os.mknod(os.path.join(d, x))
     return dict(g.names(name))
@@ -74,20 +78,24 @@ def rehashed_blocks(g: Guest, name: str = "d") -> int:
 def shrink(g: Guest) -> None:
     """A directory from which nearly all names have gone: about the blocks that e2fsck -fD leaves it, and all names."""
     n, share = g.p["n"], g.p["share"]
-    g.mount()
+    mount(g)
     d = g.path()
     left = thin(d, filled(g, n, length=g.p.get("length", 16)), share)
     g.equal(dict(g.names()), left, "names before packing")
+    if g.p.get("crypt"):
+        # Without the key.
+        g.again()
     before, used = g.dir_blocks(d), os.stat(d).st_blocks
     pack(d)
     after = g.dir_blocks(d)
     g.want(after < before, f"{after} blocks of {before}")
     freed = (used - os.stat(d).st_blocks) * 512 // g.p["bs"]
     g.want(freed >= (before - after) * 0.9, f"{before - after} blocks less, but {freed} given back")
-    g.equal(dict(g.names()), left, "names after packing")
+    if not g.p.get("crypt"):
+        g.equal(dict(g.names()), left, "names after packing")
     if g.has_tree(d):
         exact(g, d, len(left))
-    g.again()
+    mount(g)
     g.equal(dict(g.names()), left, "names after the next mount")
     for x, inode in left.items():
         g.equal(os.stat(os.path.join(d, x)).st_ino, inode, f"inode of {x}")
@@ -95,22 +103,19 @@ def shrink(g: Guest) -> None:
     best = rehashed_blocks(g)
     g.stats |= {"blocks": before, "packed": after, "rehashed": best}
     g.want(after <= max(1.3 * best, best + 2), f"{after} blocks, e2fsck -fD makes {best}")
-    g.mount()
+    mount(g)
     # It can grow again.
     for x in mail_names(n, g.p.get("length", 16))[: n // 4]:
         with contextlib.suppress(FileExistsError):
             os.mknod(os.path.join(d, x))
     g.fsck()
-    g.mount()
+    mount(g)
     g.want(set(left) <= set(os.listdir(d)), "names are missing after it has grown again")
 
 
 def _shrink(id_: str, bs: int = 4096, n: int = 12000, share: float = 0.95, features: str = "", mkfs=(), **more) -> None:
     params = {"bs": bs, "n": n, "share": share}
-    if "length" in more:
-        params["length"] = more.pop("length")
-    if "mount" in more:
-        params["mount"] = more.pop("mount")
+    params |= {x: more.pop(x) for x in ("length", "crypt", "casefold") if x in more}
     case(
         f"pack-{id_}", "online", params, features=features, mkfs=("-b", str(bs), *mkfs), **{"cost": 20, **more}
     )(shrink)  # fmt: skip
@@ -124,6 +129,9 @@ _shrink("no-tree", bs=1024, itree=False)
 _shrink("nocsum", bs=1024, features="^metadata_csum,^uninit_bg")
 _shrink("nojournal", bs=1024, features="^has_journal")
 _shrink("quota", bs=1024, features="quota")
+_shrink("crypt", bs=1024, n=6000, features="encrypt", crypt=True)
+_shrink("casefold", bs=1024, features="casefold", casefold=True)
+_shrink("crypt-casefold", bs=1024, n=4000, features="encrypt,casefold", crypt=True, casefold=True)
 _shrink("bigalloc", features="bigalloc", mkfs=("-C", "16384"))
 # Three levels of index blocks: 5 names a leaf.
 _shrink("largedir", bs=1024, n=70000, length=60, features="large_dir", cost=60,
