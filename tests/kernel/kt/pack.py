@@ -228,7 +228,7 @@ def busy(g: Guest) -> None:
         done["listed"] += 1
 
     def changes(_number: int) -> None:
-        temp = [os.path.join(d, f"t{i:05}{'x' * (i % 40)}") for i in range(1500)]
+        temp = [os.path.join(d, f"t{i:05}{'x' * (i % 40)}") for i in range(400)]
         for x in temp:
             os.mknod(x)
         for x in temp[::2]:
@@ -244,7 +244,7 @@ def busy(g: Guest) -> None:
         t.join(60)
     g.equal(faults[:2], [], "faults")
     g.stats |= done
-    g.want(min(done.values()) > 1, f"too little was done: {done}")
+    g.want(min(done.values()) > 0, f"too little was done: {done}")
     pack(d)
     g.equal(dict(g.names()), stays, "names in the end")
     if g.has_tree(d):
