@@ -59,7 +59,9 @@ struct pack {
 	bool		done;
 	bool		changed;
 	u32		room;		/* for entries in a leaf */
+	/* Read before the last block is freed, which others may then take. */
 	char		*copy;		/* of the last block */
+	char		*joined;	/* what goes into the block that stays */
 
 	ext4_lblk_t	missing;	/* has to be read */
 	bool		tail;		/* likewise what freeing it needs */
@@ -259,18 +261,19 @@ static char *move_names(struct pack *p, char *from, char *to,
 	return to;
 }
 
-static void join_leaves(struct pack *p, char *keep, char *gone)
+/* In p->joined, which holds the contents of the leaf that stays. */
+static void join_leaves(struct pack *p, char *gone)
 {
 	struct ext4_dir_entry_2 *last = NULL;
-	char *to = move_names(p, keep, keep, &last);
+	char *to = move_names(p, p->joined, p->joined, &last);
 
 	move_names(p, gone, to, &last);
 	if (!last) {
-		last = (struct ext4_dir_entry_2 *)keep;
+		last = (struct ext4_dir_entry_2 *)p->joined;
 		last->inode = 0;
 		last->name_len = 0;
 	}
-	last->rec_len = ext4_rec_len_to_disk(keep + p->room - (char *)last,
+	last->rec_len = ext4_rec_len_to_disk(p->joined + p->room - (char *)last,
 					     p->dir->i_sb->s_blocksize);
 }
 
@@ -418,36 +421,58 @@ static void choose_block(struct change *c)
 	c->gone_block = max(left, right);
 }
 
-/* The index blocks' entries, in their order, into the block that stays. */
+/* The entries of an index block in p->joined, which holds its contents. */
+static struct ext4_htree_entry *joined_entries(struct pack *p,
+					       const struct ext4_htree_node *n)
+{
+	return (struct ext4_htree_entry *)
+		(p->joined + ((char *)n->e - n->bh->b_data));
+}
+
+static void set_joined_count(struct ext4_htree_entry *e, u32 count)
+{
+	((__le16 *)e)[1] = cpu_to_le16(count);
+}
+
+/* The entries of both index blocks, in their order. */
 static void join_nodes(struct pack *p, struct change *c)
 {
-	struct ext4_htree_node left, right, *to;
-	u32 count;
+	struct ext4_htree_node left, right;
+	struct ext4_htree_entry *to;
 
 	ext4_htree_parse(p->dir, c->left, entry_block(c->parent, c->at), &left);
 	ext4_htree_parse(p->dir, c->right,
 			 entry_block(c->parent, c->at + 1), &right);
-	to = c->keep == c->left ? &left : &right;
-	count = left.count + right.count;
-	memmove(to->e + left.count, right.e, right.count * sizeof(*to->e));
-	to->e[left.count].hash = c->parent->e[c->at + 1].hash;
-	if (to == &right) {
-		memcpy(to->e + 1, left.e + 1,
-		       (left.count - 1) * sizeof(*to->e));
-		to->e[0].block = left.e[0].block;
-	}
-	set_count(to, count);
+	to = joined_entries(p, c->keep == c->left ? &left : &right);
+	/* The first entry's hash is limit and count of the block that stays. */
+	to[0].block = left.e[0].block;
+	memcpy(to + 1, left.e + 1, (left.count - 1) * sizeof(*to));
+	memcpy(to + left.count, right.e, right.count * sizeof(*to));
+	to[left.count].hash = c->parent->e[c->at + 1].hash;
+	set_joined_count(to, left.count + right.count);
 }
 
 static void collapse(struct pack *p, struct change *c)
 {
-	struct ext4_htree_node child, *root = c->parent;
+	struct ext4_htree_entry *to = joined_entries(p, c->parent);
+	struct ext4_htree_node child;
 
 	ext4_htree_parse(p->dir, c->right, c->gone_block, &child);
-	root->e[0].block = child.e[0].block;
-	memcpy(root->e + 1, child.e + 1, (child.count - 1) * sizeof(*root->e));
-	set_count(root, child.count);
-	((u8 *)root->bh->b_data)[24 + 6]--;
+	to[0].block = child.e[0].block;
+	memcpy(to + 1, child.e + 1, (child.count - 1) * sizeof(*to));
+	set_joined_count(to, child.count);
+	p->joined[24 + 6]--;
+}
+
+static void join(struct pack *p, struct change *c)
+{
+	memcpy(p->joined, c->keep->b_data, p->dir->i_sb->s_blocksize);
+	if (c->leaves)
+		join_leaves(p, c->gone->b_data);
+	else if (c->collapse)
+		collapse(p, c);
+	else
+		join_nodes(p, c);
 }
 
 static void remove_entry(struct ext4_htree_node *n, u32 at)
@@ -481,12 +506,7 @@ static int apply(handle_t *handle, struct pack *p, struct change *c)
 	u32 at = c->at, i;
 	int err, err2;
 
-	if (c->leaves)
-		join_leaves(p, c->keep->b_data, c->gone->b_data);
-	else if (c->collapse)
-		collapse(p, c);
-	else
-		join_nodes(p, c);
+	memcpy(c->keep->b_data, p->joined, dir->i_sb->s_blocksize);
 	if (c->move) {
 		/* The pointer to the last block may have moved, too. */
 		if (c->holder.bh == c->gone) {
@@ -616,8 +636,10 @@ static int change(struct pack *p, struct change *c)
 		memcpy(p->copy, bh->b_data, p->dir->i_sb->s_blocksize);
 	}
 	brelse(bh);
-	if (!err)
+	if (!err) {
+		join(p, c);
 		err = commit(p, c);
+	}
 	if (c->move)
 		brelse(c->holder.bh);
 	return err;
@@ -908,11 +930,12 @@ int ext4_itree_pack(struct file *file, struct ext4_itree_args *a)
 
 	if (ext4_has_feature_metadata_csum(sb))
 		p.room -= sizeof(struct ext4_dir_entry_tail);
-	p.copy = kvmalloc(sb->s_blocksize, GFP_KERNEL_ACCOUNT);
+	p.copy = kvmalloc(2 * sb->s_blocksize, GFP_KERNEL_ACCOUNT);
 	if (!p.d || !p.copy) {
 		kvfree(p.copy);
 		return -ENOMEM;
 	}
+	p.joined = p.copy + sb->s_blocksize;
 	err = mnt_want_write_file(file);
 	if (err)
 		goto out;
