@@ -46,6 +46,13 @@ dnf -qy install test-base e2fsprogs
 RPMS = "rpm -qa --qf '%{NAME}-%{VERSION}\\n' | grep -v gpg-pubkey | sort"
 
 
+def in_order(one):
+    """Local listings come in the order of the inodes; NFS clients get the same names, in hash order."""
+    numbers = inodes(one, f"{SPOOL}/share/cur")
+    assert len(numbers) == MESSAGES and numbers == sorted(numbers)
+    assert sorted(inodes(one, "/client/share/cur")) == numbers
+
+
 def fedora(one, top, ours):
     """Debian with the names of Fedora: dnf, rpm's database, a distribution's e2fsprogs. Ours lie in /srv/itree."""
     rpms = [next(ours.glob(f"e2fsprogs-itree-{which}.x86_64.rpm")) for which in ("[0-9]*", "libs-*")]
@@ -90,8 +97,7 @@ def test_nfs_host_dnf_uml(collection, host, tmp_path):
     one.ssh("rpm -V --noconfig e2fsprogs-itree e2fsprogs-itree-libs && e4itree check /srv/mail/share/cur")
     assert digest(one) == before == digest(one, "/client")
     one.ssh("umount /client && mount -t nfs -o vers=4.2 127.0.0.1:/srv/mail /client")
-    numbers = inodes(one, "/client/share/cur")
-    assert len(numbers) == MESSAGES and numbers == sorted(numbers)
+    in_order(one)
     one.ssh("umount /client")
 
     back = {f"itree_rollback_{k}": variables[f"itree_feature_{k}"] for k in ("volumes", "unmount", "backup_confirmed")}
@@ -111,6 +117,7 @@ def test_nfs_host_dnf_uml(collection, host, tmp_path):
     stock_reads(one, after, tmp_path / "mnt")
 
 
+SERVER = "systemctl show -p InvocationID -p NRestarts nfs-server"
 READER = """#!/bin/sh
 while test ! -e /run/enough; do
     find /client/share/cur -type f -exec cat {} + >/dev/null 2>>/run/client-errors || exit 1
@@ -145,7 +152,7 @@ def share(one):
 
 @KINDS
 def test_nfs_host(collection, repos, host, kind):
-    """An NFS server with a client that has its export mounted throughout."""
+    """An NFS server with a client that reads throughout: the feature on, trees, off and on again, without a pause."""
     release, repo = repos
     one = own_kernel(host, kind)
     started(one, repo, release)
@@ -153,22 +160,28 @@ def test_nfs_host(collection, repos, host, kind):
     one.ssh(EXPORT)
     before = digest(one, SPOOL)
     assert digest(one, "/client") == before
-    # A client that goes on reading, through the window too.
+    # A client that goes on reading.
     put(one, READER, "/root/reader", "755")
     one.ssh("setsid /root/reader >/dev/null 2>&1 </dev/null &")
     variables = share(one)
-    names = roles("kernel", "feature", "convert")
-    played = play(collection, one, variables, *names, book="nfs_hosts", group="nfs").good()
-    assert played.changed()["host1"] > 0
-    assert play(collection, one, variables, *names, book="nfs_hosts", group="nfs").good().changed() == {"host1": 0}
+    server = one.ssh(SERVER)
+
+    def site(*names, **more):
+        return play(collection, one, variables | more, *roles(*names), book="nfs_hosts", group="nfs").good().changed()
+
+    assert site("kernel", "feature", "convert")["host1"] > 0
+    assert site("kernel", "feature", "convert") == {"host1": 0}
+    assert site("feature", itree_feature_state="absent")["host1"] > 0
+    assert "itree" not in one.ssh(f"dumpe2fs -h {one.data} 2>&1 | grep features")
+    assert site("kernel", "feature", "convert")["host1"] > 0
+    assert one.ssh(SERVER) == server, "the server was started again"
     one.ssh("touch /run/enough")
     until(lambda: one.ssh("pgrep -c -x reader || true").strip(), "0", 1800)
     assert one.ssh("cat /run/client-errors").strip() == ""
     assert int(one.ssh("wc -l </run/client-rounds")) > 0
     assert digest(one, SPOOL) == before == digest(one, "/client")
     one.ssh("umount /client && mount -t nfs -o vers=4.2 127.0.0.1:/srv/mail /client")
-    numbers = inodes(one, "/client/share/cur")
-    assert len(numbers) == MESSAGES and numbers == sorted(numbers)
+    in_order(one)
     one.ssh("umount /client")
     one.stop()
     run(REPO / "build/e2fsprogs/root/sbin/e2fsck", "-f", "-n", one.top / "data.img")

@@ -15,7 +15,7 @@ from kt import logwrites
 from kt.guest import Failed, Guest
 from kt.online import e4itree
 from kt.power import Recorder, disks, in_place_of_the_disk, keep, lies
-from kt.registry import case
+from kt.registry import MILLION, case
 
 SIZES = (100, 4096, 5000, 9000)
 CUTS, ALL_CUTS = 30, 200
@@ -121,6 +121,12 @@ for _id, _bs in (("4k", 4096), ("1k", 1024)):
         f"arrange-busy-{_id}", "online", {"n": 3000}, mkfs=("-b", str(_bs)), size="512M", cost=40,
         cpus=2 if _id == "4k" else 1,
     )(busy)  # fmt: skip
+
+
+case(
+    "arrange-busy-300k", "online", {"n": 300000}, mkfs=("-b", "4096", "-N", "330000"), size="6G", memory="2G", cost=900,
+    limit=3000, full=MILLION,
+)(busy)  # fmt: skip
 
 
 def power_cut(g: Guest) -> None:

@@ -18,6 +18,7 @@ from kt import itree_ioctl as io
 from kt import logwrites
 from kt.guest import FL_CASEFOLD, Failed, Guest
 from kt.mapper import Mapped
+from kt.neighbours import Server
 from kt.online import e4itree, exact, mount
 from kt.positions import Stream
 from kt.power import Recorder, disks, in_place_of_the_disk, keep, lies, thread
@@ -191,6 +192,43 @@ for _id, _bs, _more, _params in (
     case(f"pack-listings-{_id}", "online", {"bs": _bs, "n": 9000, **_params}, mkfs=("-b", str(_bs)), cost=20, **_more)(
         listings
     )
+
+
+def nfs(g: Guest) -> None:
+    """An NFS client in the middle of a listing gets each name that stays once, while the server packs."""
+    g.mount()
+    rng, server = random.Random(13), Server(g)
+    try:
+        for version in ("3", "4.2"):
+            name = f"d{version[0]}"
+            d, left = g.path(name), filled(g, g.p["n"], name)
+            at = server.mount(version, "rsize=4096")
+            before = g.dir_blocks(d)
+            reader = Stream(str(at / name), 2000)
+            try:
+                for part in range(6):
+                    most = len(reader.names) + len(left) // 12
+                    while len(reader.names) < most and reader.call():
+                        pass
+                    gone = rng.sample(sorted(left), len(left) * (50 if part < 2 else 15) // 100)
+                    for x in gone:
+                        os.unlink(os.path.join(d, x))
+                        del left[x]
+                    pack(d)
+                while reader.call() and len(reader.names) < 3 * g.p["n"]:
+                    pass
+            finally:
+                reader.close()
+                g.run("umount", "-l", at, check=False)
+            got = sorted(x for x in reader.names if x in left)
+            g.equal(got == sorted(left), True, f"NFS {version}: {len(got)} names of {len(left)}")
+            g.want(g.dir_blocks(d) * 3 < before, f"{g.dir_blocks(d)} blocks of {before}")
+            g.stats["blocks"] = g.stats.get("blocks", 0) + before - g.dir_blocks(d)
+    finally:
+        server.stop()
+
+
+case("pack-nfs", "online", {"bs": 1024, "n": 9000}, mkfs=("-b", "1024"), cost=30)(nfs)
 
 
 def commit(_number: int) -> None:

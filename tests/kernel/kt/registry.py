@@ -103,7 +103,10 @@ BY_DEFAULT = {
     "online-busy-1k online-busy-fastcommit online-hammer online-scans online-power-fastcommit online-cancel "
     "online-rmdir online-refusals online-differs online-recursive online-collisions "
     "online-one-hash online-build-quota resume-* switch-1k switch-nojournal switch-inline switch-small switch-stale "
-    "switch-listings switch-refusals switch-busy switch-power-1k arrange-* pack-*",
+    "switch-listings switch-refusals switch-busy switch-power-1k arrange-* "
+    "pack-4k pack-1k pack-half pack-nojournal pack-quota pack-bigalloc pack-crypt-casefold pack-largedir "
+    "pack-listings-4k pack-listings-hash pack-listings-memory pack-listings-rebuild pack-busy-1k pack-busy-memory "
+    "pack-power-1k pack-power-fastcommit pack-refusals pack-tool pack-nfs pack-slow-disk",
     "power": "power-mail-1k power-storms-journal power-online-1k",
 }
 # What `make test` runs in QEMU besides what needs a machine: some of each group on x86, its disks and its interrupts.
