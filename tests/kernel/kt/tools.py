@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
 import re
+import struct
 
 from kt.guest import FL_CASEFOLD, FL_INDEX, SEGMENT, Guest
 from kt.online import mount
@@ -245,18 +247,35 @@ def two_levels(g: Guest) -> None:
     for i in range(g.p["n"]):
         os.mknod(os.path.join(d, f"name-{i:06}"))
     names = dict(g.names())
+    want_names(g, d, names, "before e2fsck")
     g.fsck()
     g.want("Indirect levels: 1" in htree(g), "the htree of the kernel has one level only")
+    mount(g)
+    want_names(g, d, names, "after e2fsck -fn")
+    g.umount()
     repair(g, "-fyD")
     g.want("Indirect levels: 1" in htree(g), "the htree of e2fsck has one level only")
     mount(g)
-    for name, inode in names.items():
-        g.equal(os.stat(os.path.join(d, name.upper())).st_ino, inode, f"inode of {name}")
+    want_names(g, d, names, "after e2fsck -fyD")
     # A kernel that refuses the index goes on without it and gives it up at the next create.
     os.mknod(os.path.join(d, "one-more"))
     g.want(g.flags(d) & FL_INDEX, "the directory has lost its htree")
     g.want("dx entry" not in g.log(), "the kernel refuses the index blocks of e2fsck")
     g.fsck()
+
+
+def want_names(g: Guest, d: str, names: dict[str, int], when: str) -> None:
+    """Each name is found, by other letters, too."""
+    for change in (str.lower, str.upper):
+        lost = {x for x, inode in names.items() if not found(os.path.join(d, change(x)), inode)}
+        g.equal(sorted(lost)[:5], [], f"{len(lost)} names that are not found by {change.__name__}, {when}")
+
+
+def found(path: str, inode: int) -> bool:
+    try:
+        return os.stat(path).st_ino == inode
+    except FileNotFoundError:
+        return False
 
 
 def htree(g: Guest) -> str:
@@ -266,3 +285,52 @@ def htree(g: Guest) -> str:
 for _id, _itree in (("", True), ("-stock", False)):
     case(f"two-levels-crypt-casefold{_id}", "tools", {"n": 5000, "crypt": True}, itree=_itree, cost=20,
          features="encrypt,casefold", mkfs=("-b", "1024"))(two_levels)  # fmt: skip
+
+
+def raw_entries(g: Guest) -> list[tuple[int, int, bytes]]:
+    """(hash, inode, name as it is stored) of a directory whose entries hold their hash; unmounted."""
+    dump = g.tmp / "dump"
+    g.tmp.mkdir(parents=True, exist_ok=True)
+    debugfs(g, f"dump /d {dump}", write=False)
+    data, entries = dump.read_bytes(), []
+    for block in range(0, len(data), 1024):
+        at = 0
+        while at < 1024:
+            inode, size, length = struct.unpack_from("<IHB", data, block + at)
+            name = data[block + at + 8 : block + at + 8 + length]
+            if inode and length > 2:
+                entries.append((struct.unpack_from("<I", data, block + at + 8 + (length + 3) // 4 * 4)[0], inode, name))
+            at += size
+    return entries
+
+
+def nul_names(g: Guest) -> None:
+    """Encrypted names that begin with a NUL, neighbours by their hash: for e2fsck -D they are no duplicates."""
+    mount(g)
+    d = g.path()
+    os.mkdir(d)
+    g.equal(g.set_flags(d, g.flags(d) | FL_CASEFOLD), 0, "chattr +F")
+    g.t("crypt", "--mode", "set", "--dir", d)
+    for i in range(g.p["n"]):
+        os.mknod(os.path.join(d, f"name-{i:06}"))
+    names = dict(g.names())
+    g.umount()
+    entries = sorted(raw_entries(g))
+    g.equal(len(entries), len(names), "entries on the disk")
+    places = [i for i, (_hash, _inode, name) in enumerate(entries) if not name[0]]
+    _gap, first, last = min((b - a, a, b) for a, b in itertools.pairwise(places))
+    between = {inode for _hash, inode, _name in entries[first + 1 : last]}
+    mount(g)
+    for name, inode in list(names.items()):
+        if inode in between:
+            os.unlink(os.path.join(d, name))
+            del names[name]
+    g.fsck()
+    repair(g, "-fyD")
+    mount(g)
+    g.equal(dict(g.names()), names, "names after e2fsck -fyD")
+    g.stats |= {"nul_names": len(places), "names": len(names)}
+
+
+case("nul-names-crypt-casefold", "tools", {"n": 3000, "crypt": True}, itree=False, cost=15,
+     features="encrypt,casefold", mkfs=("-b", "1024"))(nul_names)  # fmt: skip
