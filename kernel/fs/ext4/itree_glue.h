@@ -77,8 +77,16 @@ struct ext4_htree_node {
 	u32		levels;		/* root: of index blocks below it */
 };
 
+/* itree_pack.c */
 bool ext4_htree_parse(struct inode *dir, struct buffer_head *bh,
 		      ext4_lblk_t block, struct ext4_htree_node *n);
+
+/* The block that an entry points to; the upper four bits are reserved. */
+static inline ext4_lblk_t ext4_htree_child(const struct ext4_htree_node *n,
+					   u32 i)
+{
+	return le32_to_cpu(n->e[i].block) & 0x0fffffff;
+}
 
 /* itree_ahead.c: reading with i_rwsem left */
 int ext4_itree_relax(struct inode *dir);

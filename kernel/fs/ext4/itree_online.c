@@ -38,16 +38,29 @@
 /* Blocks of the segment freed with writers shut out. */
 #define FREE_AT_ONCE	2048U
 
+/**
+ * ext4_itree_check_dir - may a directory be worked on?
+ * @dir: i_rwsem held
+ *
+ * Returns 0, or a negative error as listed in itree_ioctl.h.
+ */
+int ext4_itree_check_dir(struct inode *dir)
+{
+	if (IS_DEADDIR(dir))
+		return -ENOENT;
+	if (ext4_forced_shutdown(dir->i_sb))
+		return -EIO;
+	if (!ext4_itree_possible(dir))
+		return -ENODATA;
+	return 0;
+}
+
 /* With i_rwsem held: may the build go on? */
 static int check_builder(struct ext4_itree_builder *b)
 {
-	if (IS_DEADDIR(b->dir))
-		return -ENOENT;
-	if (ext4_forced_shutdown(b->dir->i_sb))
-		return -EIO;
-	if (!ext4_itree_possible(b->dir))
-		return -ENODATA;
-	return b->err;
+	int err = ext4_itree_check_dir(b->dir);
+
+	return err ? err : b->err;
 }
 
 /* --- freeing the segment --- */
@@ -75,6 +88,26 @@ static int last_piece(struct inode *dir, ext4_lblk_t *first)
 	return PTR_ERR_OR_ZERO(path);
 }
 
+/**
+ * ext4_itree_free_range - free blocks of a directory
+ * @dir: i_rwsem held exclusively, a handle started
+ * @first: logical block
+ * @last: logical block
+ */
+int ext4_itree_free_range(struct inode *dir, ext4_lblk_t first,
+			  ext4_lblk_t last)
+{
+	int err;
+
+	down_write(&EXT4_I(dir)->i_data_sem);
+	/* A preallocation would give back the blocks freed in it once more. */
+	ext4_discard_preallocations(dir);
+	ext4_es_remove_extent(dir, first, last - first + 1);
+	err = ext4_ext_remove_space(dir, first, last);
+	up_write(&EXT4_I(dir)->i_data_sem);
+	return err;
+}
+
 static int free_from(struct inode *dir, ext4_lblk_t first)
 {
 	handle_t *handle;
@@ -84,11 +117,7 @@ static int free_from(struct inode *dir, ext4_lblk_t first)
 				    ext4_chunk_trans_extent(dir, 1));
 	if (IS_ERR(handle))
 		return PTR_ERR(handle);
-	down_write(&EXT4_I(dir)->i_data_sem);
-	ext4_discard_preallocations(dir);
-	ext4_es_remove_extent(dir, first, EXT_MAX_BLOCKS - first);
-	err = ext4_ext_remove_space(dir, first, EXT_MAX_BLOCKS - 1);
-	up_write(&EXT4_I(dir)->i_data_sem);
+	err = ext4_itree_free_range(dir, first, EXT_MAX_BLOCKS - 1);
 	err2 = ext4_mark_inode_dirty(handle, dir);
 	if (!err)
 		err = err2;

@@ -50,6 +50,9 @@ struct ext4_itree_builder {
 	struct list_head log;
 };
 
+int ext4_itree_check_dir(struct inode *dir);
+int ext4_itree_free_range(struct inode *dir, ext4_lblk_t first,
+			  ext4_lblk_t last);
 int ext4_itree_check_stop(struct ext4_itree_builder *b);
 int ext4_itree_let_freeze(struct ext4_itree_builder *b);
 handle_t *ext4_itree_start(struct inode *dir);

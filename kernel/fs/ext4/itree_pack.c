@@ -85,16 +85,10 @@ static u32 entry_hash(const struct ext4_htree_node *n, u32 i)
 	return le32_to_cpu(n->e[i].hash);
 }
 
-static ext4_lblk_t entry_block(const struct ext4_htree_node *n, u32 i)
-{
-	return le32_to_cpu(n->e[i].block) & 0x0fffffff;
-}
-
 /* The place of the first entry's hash holds limit and count of the block. */
-static void set_count(struct ext4_htree_node *n, u32 count)
+static void set_count(struct ext4_htree_entry *first, u32 count)
 {
-	((__le16 *)n->e)[1] = cpu_to_le16(count);
-	n->count = count;
+	((__le16 *)first)[1] = cpu_to_le16(count);
 }
 
 /**
@@ -202,7 +196,7 @@ static int walk(struct pack *p, u32 hash, struct htree_path *path)
 			path->bottom = n->levels;
 		while (n->at + 1 < n->count && entry_hash(n, n->at + 1) <= hash)
 			n->at++;
-		block = entry_block(n, n->at);
+		block = ext4_htree_child(n, n->at);
 		if (n == &path->node[path->bottom])
 			return 0;
 		if (!block)
@@ -283,7 +277,7 @@ static bool points_to(const struct ext4_htree_node *n, ext4_lblk_t block,
 		      u32 *at)
 {
 	for (*at = 0; *at < n->count; (*at)++)
-		if (entry_block(n, *at) == block)
+		if (ext4_htree_child(n, *at) == block)
 			return true;
 	return false;
 }
@@ -313,8 +307,8 @@ static int search_holder(struct pack *p, struct search *s, ext4_lblk_t at,
 	s->holder = at;
 	s->level = level;
 	for (i = 0; !err && !s->found && level < s->levels && i < n.count; i++)
-		err = entry_block(&n, i) ?
-		      search_holder(p, s, entry_block(&n, i), level + 1) :
+		err = ext4_htree_child(&n, i) ?
+		      search_holder(p, s, ext4_htree_child(&n, i), level + 1) :
 		      -EFSCORRUPTED;
 	brelse(n.bh);
 	return err;
@@ -407,7 +401,7 @@ struct change {
 
 static void choose_block(struct change *c)
 {
-	ext4_lblk_t left = entry_block(c->parent, c->at), right;
+	ext4_lblk_t left = ext4_htree_child(c->parent, c->at), right;
 
 	if (c->collapse) {
 		c->keep = c->parent->bh;
@@ -415,7 +409,7 @@ static void choose_block(struct change *c)
 		c->gone_block = left;
 		return;
 	}
-	right = entry_block(c->parent, c->at + 1);
+	right = ext4_htree_child(c->parent, c->at + 1);
 	c->keep = left < right ? c->left : c->right;
 	c->gone = left < right ? c->right : c->left;
 	c->gone_block = max(left, right);
@@ -429,27 +423,22 @@ static struct ext4_htree_entry *joined_entries(struct pack *p,
 		(p->joined + ((char *)n->e - n->bh->b_data));
 }
 
-static void set_joined_count(struct ext4_htree_entry *e, u32 count)
-{
-	((__le16 *)e)[1] = cpu_to_le16(count);
-}
-
 /* The entries of both index blocks, in their order. */
 static void join_nodes(struct pack *p, struct change *c)
 {
 	struct ext4_htree_node left, right;
 	struct ext4_htree_entry *to;
 
-	ext4_htree_parse(p->dir, c->left, entry_block(c->parent, c->at), &left);
+	ext4_htree_parse(p->dir, c->left, ext4_htree_child(c->parent, c->at), &left);
 	ext4_htree_parse(p->dir, c->right,
-			 entry_block(c->parent, c->at + 1), &right);
+			 ext4_htree_child(c->parent, c->at + 1), &right);
 	to = joined_entries(p, c->keep == c->left ? &left : &right);
 	/* The first entry's hash is limit and count of the block that stays. */
 	to[0].block = left.e[0].block;
 	memcpy(to + 1, left.e + 1, (left.count - 1) * sizeof(*to));
 	memcpy(to + left.count, right.e, right.count * sizeof(*to));
 	to[left.count].hash = c->parent->e[c->at + 1].hash;
-	set_joined_count(to, left.count + right.count);
+	set_count(to, left.count + right.count);
 }
 
 static void collapse(struct pack *p, struct change *c)
@@ -460,7 +449,7 @@ static void collapse(struct pack *p, struct change *c)
 	ext4_htree_parse(p->dir, c->right, c->gone_block, &child);
 	to[0].block = child.e[0].block;
 	memcpy(to + 1, child.e + 1, (child.count - 1) * sizeof(*to));
-	set_joined_count(to, child.count);
+	set_count(to, child.count);
 	p->joined[24 + 6]--;
 }
 
@@ -479,7 +468,7 @@ static void remove_entry(struct ext4_htree_node *n, u32 at)
 {
 	memmove(n->e + at, n->e + at + 1,
 		(n->count - at - 1) * sizeof(*n->e));
-	set_count(n, n->count - 1);
+	set_count(n->e, --n->count);
 }
 
 /* The contents of a block have moved to another buffer. */
@@ -519,7 +508,7 @@ static int apply(handle_t *handle, struct pack *p, struct change *c)
 			moved_to(p, parent, c->gone);
 	}
 	if (!c->collapse) {
-		if (entry_block(parent, at) == c->gone_block)
+		if (ext4_htree_child(parent, at) == c->gone_block)
 			parent->e[at].block = parent->e[at + 1].block;
 		remove_entry(parent, at + 1);
 	}
@@ -548,14 +537,8 @@ static int apply(handle_t *handle, struct pack *p, struct change *c)
 static int free_last(struct inode *dir, ext4_lblk_t last)
 {
 	struct ext4_map_blocks map = { .m_lblk = last, .m_len = 1 };
-	int err;
+	int err = ext4_itree_free_range(dir, last, last);
 
-	down_write(&EXT4_I(dir)->i_data_sem);
-	/* A preallocation would give back the blocks freed in it once more. */
-	ext4_discard_preallocations(dir);
-	ext4_es_remove_extent(dir, last, 1);
-	err = ext4_ext_remove_space(dir, last, last);
-	up_write(&EXT4_I(dir)->i_data_sem);
 	if (err && !ext4_map_blocks(NULL, dir, &map, 0))
 		err = 0;
 	return err;
@@ -673,11 +656,11 @@ static int step_leaf(struct pack *p, struct ext4_htree_node *n)
 	u32 left, right, next = entry_hash(n, n->at + 1);
 	int err;
 
-	if (entry_block(n, n->at) == entry_block(n, n->at + 1))
+	if (ext4_htree_child(n, n->at) == ext4_htree_child(n, n->at + 1))
 		return -EFSCORRUPTED;
-	err = open_leaf(p, entry_block(n, n->at), &c.left, &left);
+	err = open_leaf(p, ext4_htree_child(n, n->at), &c.left, &left);
 	if (!err)
-		err = open_leaf(p, entry_block(n, n->at + 1), &c.right, &right);
+		err = open_leaf(p, ext4_htree_child(n, n->at + 1), &c.right, &right);
 	if (!err && left + right <= FULL(p->room))
 		err = change(p, &c);
 	else if (!err)
@@ -699,7 +682,7 @@ static int step_node(struct pack *p, struct ext4_htree_node *parent,
 	*joined = false;
 	if (!parent->at)
 		return 0;
-	err = open_node(p, entry_block(parent, c.at), &left);
+	err = open_node(p, ext4_htree_child(parent, c.at), &left);
 	if (err)
 		return err;
 	if (left.count + n->count <= FULL(left.limit)) {
@@ -764,25 +747,13 @@ static void drop_pins(struct pack *p)
 		brelse(p->pins[--p->nr_pins]);
 }
 
-/* With i_rwsem held: may packing go on? */
-static int check(struct pack *p)
-{
-	if (IS_DEADDIR(p->dir))
-		return -ENOENT;
-	if (ext4_forced_shutdown(p->dir->i_sb))
-		return -EIO;
-	if (!ext4_itree_possible(p->dir))
-		return -ENODATA;
-	return 0;
-}
-
 static int steps(struct pack *p)
 {
 	u32 i;
 	int err;
 
 	inode_lock(p->dir);
-	err = check(p);
+	err = ext4_itree_check_dir(p->dir);
 	if (!err && atomic_read(&p->d->visits)) {
 		inode_unlock(p->dir);
 		msleep_interruptible(10);
@@ -851,7 +822,7 @@ static int load(struct pack *p)
 
 	p->tail = false;
 	inode_lock_shared(p->dir);
-	err = check(p);
+	err = ext4_itree_check_dir(p->dir);
 	if (!err)
 		err = ext4_itree_load(p->dir, p->missing, &pin);
 	inode_unlock_shared(p->dir);
@@ -887,7 +858,7 @@ static int begin(struct pack *p)
 	int err;
 
 	inode_lock(p->dir);
-	err = check(p);
+	err = ext4_itree_check_dir(p->dir);
 	if (!err && IS_IMMUTABLE(p->dir))
 		err = -EPERM;
 	if (!err && (p->d->builder || p->d->packing))

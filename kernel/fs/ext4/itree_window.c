@@ -555,7 +555,7 @@ static int load_index(struct inode *dir, ext4_lblk_t block, u32 levels)
 		}
 		if (!block)
 			levels = n.levels;
-		child = le32_to_cpu(n.e[i].block) & 0x0fffffff;
+		child = ext4_htree_child(&n, i);
 		brelse(bh);
 		if (!levels)
 			break;
