@@ -98,12 +98,12 @@ static void do_build(int fd, const struct ext4_itree_args *st)
 
 	if ((st->ia_state & EXT4_ITREE_HAS_TREE) && !opt.force &&
 	    !(st->ia_state & EXT4_ITREE_BAD)) {
-		skip("already", st, "has a tree already");
+		skip("already", st->ia_dir_blocks, "has a tree already");
 		return;
 	}
 	if (!(st->ia_state & EXT4_ITREE_HAS_TREE) &&
 	    st->ia_dir_blocks < opt.min_blocks) {
-		skip("small", st, "too small to gain from a tree (see "
+		skip("small", st->ia_dir_blocks, "too small to gain from a tree (see "
 		     "--min-blocks)");
 		return;
 	}
@@ -113,7 +113,7 @@ static void do_build(int fd, const struct ext4_itree_args *st)
 		return;
 	}
 	if (opt.dry_run) {
-		skip("would-build", st, "would build its tree");
+		skip("would-build", st->ia_dir_blocks, "would build its tree");
 		return;
 	}
 	progress_show(st->ia_dir_blocks);
@@ -130,7 +130,7 @@ static void do_build(int fd, const struct ext4_itree_args *st)
 	else if ((a.ia_state & built) == built)
 		report_tree("built", &a);
 	else if (a.ia_state & EXT4_ITREE_HAS_TREE)
-		skip("already", &a, "has got a tree meanwhile");
+		skip("already", a.ia_dir_blocks, "has got a tree meanwhile");
 	else
 		fail(EAGAIN, "the tree could not be built");
 }
@@ -142,7 +142,7 @@ static void do_drop(int fd, const struct ext4_itree_args *st)
 
 	if (opt.dry_run) {
 		skip(st->ia_state & EXT4_ITREE_HAS_TREE ? "would-drop" :
-		     "none", st, st->ia_state & EXT4_ITREE_HAS_TREE ?
+		     "none", st->ia_dir_blocks, st->ia_state & EXT4_ITREE_HAS_TREE ?
 		     "would drop its tree" : "has no tree");
 		return;
 	}
@@ -161,7 +161,7 @@ static void do_drop(int fd, const struct ext4_itree_args *st)
 		a.ia_free = st->ia_free;
 		report_tree("dropped", &a);
 	} else {
-		skip("none", &a, "has no tree");
+		skip("none", a.ia_dir_blocks, "has no tree");
 	}
 }
 
@@ -172,7 +172,7 @@ static void do_check(int fd, const struct ext4_itree_args *st)
 	int err;
 
 	if (!(st->ia_state & EXT4_ITREE_HAS_TREE)) {
-		skip("none", st, "has no tree");
+		skip("none", st->ia_dir_blocks, "has no tree");
 		return;
 	}
 	progress_show(st->ia_dir_blocks);
@@ -194,7 +194,7 @@ static void do_stat(int fd, struct ext4_itree_args *st)
 	int err = 0;
 
 	if (!(st->ia_state & EXT4_ITREE_HAS_TREE)) {
-		skip("none", st, "has no tree");
+		skip("none", st->ia_dir_blocks, "has no tree");
 		return;
 	}
 	if (opt.verify)
@@ -249,6 +249,20 @@ static int visit(int fd)
 	return 0;
 }
 
+/* A directory to read, beside the one that is open as @fd; NULL with errno. */
+DIR *open_listing(int fd)
+{
+	int err, copy = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *dir = copy < 0 ? NULL : fdopendir(copy);
+
+	if (!dir && copy >= 0) {
+		err = errno;
+		close(copy);
+		errno = err;
+	}
+	return dir;
+}
+
 struct names {
 	struct names *next;
 	char	name[];
@@ -260,18 +274,14 @@ static struct names *subdirs(int fd)
 	struct names *list = NULL, *n;
 	struct dirent *de;
 	struct stat st;
-	int copy;
 	DIR *dir;
 
 	/* ext4 counts a directory's subdirectories in its links. */
 	if (!fstat(fd, &st) && st.st_nlink == 2)
 		return NULL;
-	copy = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	dir = copy < 0 ? NULL : fdopendir(copy);
+	dir = open_listing(fd);
 	if (!dir) {
 		fail(errno, "cannot be read");
-		if (copy >= 0)
-			close(copy);
 		return NULL;
 	}
 	while (!cancelled && (errno = 0, de = readdir(dir))) {
@@ -407,26 +417,23 @@ static void wrong(const char *what, const char *arg)
 
 static void take_op(const char *name)
 {
-	static const char *const names[] = { "stat", "build", "drop", "check" };
-	int i;
+	static const struct {
+		const char *name;
+		int op;
+	} ops[] = {
+		{ "stat", EXT4_ITREE_OP_STAT }, { "build", EXT4_ITREE_OP_BUILD },
+		{ "drop", EXT4_ITREE_OP_DROP }, { "check", EXT4_ITREE_OP_CHECK },
+		{ "pack", EXT4_ITREE_OP_PACK }, { "arrange", OP_ARRANGE },
+	};
+	size_t i;
 
-	if (!strcmp(name, "arrange")) {
-		opt.op = OP_ARRANGE;
-		opt.op_name = "arrange";
-		return;
-	}
-	if (!strcmp(name, "pack")) {
-		opt.op = EXT4_ITREE_OP_PACK;
-		opt.op_name = "pack";
-		return;
-	}
-	for (i = 0; i < 4; i++)
-		if (!strcmp(name, names[i]))
-			break;
-	if (i == 4)
-		wrong("unknown command ", name);
-	opt.op = i;		/* EXT4_ITREE_OP_... */
-	opt.op_name = names[i];
+	for (i = 0; i < sizeof(ops) / sizeof(*ops); i++)
+		if (!strcmp(name, ops[i].name)) {
+			opt.op = ops[i].op;
+			opt.op_name = ops[i].name;
+			return;
+		}
+	wrong("unknown command ", name);
 }
 
 static unsigned long take_number(const char *option, const char *arg)

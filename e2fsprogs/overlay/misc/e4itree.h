@@ -5,6 +5,7 @@
 #ifndef E4ITREE_H
 #define E4ITREE_H
 
+#include <dirent.h>
 #include <signal.h>
 #include <stddef.h>
 
@@ -53,6 +54,7 @@ extern struct e4itree_sum {
 extern volatile sig_atomic_t cancelled;
 
 void out_of_memory(void);
+DIR *open_listing(int fd);
 int itree_call(int fd, int op, unsigned int flags, unsigned long long from,
 	       struct ext4_itree_args *a, struct ext4_itree_diff *diffs);
 
@@ -64,8 +66,7 @@ void path_cut(size_t len);
 void progress_clear(void);
 void progress_show(unsigned int blocks);
 void fail(int err, const char *what);
-void skip(const char *result, const struct ext4_itree_args *a,
-	  const char *why);
+void skip(const char *result, unsigned int dir_blocks, const char *why);
 void report_tree(const char *result, const struct ext4_itree_args *a);
 void report_stat(const struct ext4_itree_args *a, unsigned int packed);
 void report_bad(const struct ext4_itree_args *a);
@@ -87,7 +88,6 @@ struct arrange_result {
 
 int arrange(int fd);
 void arrange_be_idle(void);
-void arrange_skip(const char *result, const char *why);
 void report_arranged(const struct arrange_result *r);
 void progress_files(const char *what, unsigned long long nr);
 void report_summary(void);
@@ -103,8 +103,6 @@ struct pack_result {
 
 int pack(int fd);
 unsigned int packed_size(int fd, const struct ext4_itree_args *st);
-void pack_skip(const char *result, const struct pack_result *r,
-	       const char *why);
 void report_packed(const struct pack_result *r);
 void progress_blocks(unsigned int freed);
 

@@ -206,16 +206,11 @@ static int take_files(struct job *j)
 	struct stat st;
 	size_t i, n = 0;
 	DIR *dir;
-	int copy, err;
+	int err;
 
-	copy = openat(j->dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	dir = copy < 0 ? NULL : fdopendir(copy);
-	if (!dir) {
-		err = errno;
-		if (copy >= 0)
-			close(copy);
-		return err;
-	}
+	dir = open_listing(j->dir);
+	if (!dir)
+		return errno;
 	while (!cancelled && (errno = 0, de = readdir(dir))) {
 		if (de->d_type != DT_REG && de->d_type != DT_UNKNOWN)
 			continue;
@@ -597,7 +592,7 @@ int arrange(int fd)
 		fail(err, "cannot be read");
 		err = 0;
 	} else if (j.nr < opt.min_files) {
-		arrange_skip("few", "has few small files (see --min-files)");
+		skip("few", 0, "has few small files (see --min-files)");
 	} else if (!cancelled) {
 		for (i = 0; i < j.nr && !cancelled; i++)
 			look_at(&j, &j.file[i]);
@@ -618,7 +613,7 @@ int arrange(int fd)
 		if (j.result.wanted || j.result.moved)
 			report_arranged(&j.result);
 		else
-			arrange_skip("already", "lies in order already");
+			skip("already", 0, "lies in order already");
 	}
 out:
 	for (i = 0; i < j.nr; i++)

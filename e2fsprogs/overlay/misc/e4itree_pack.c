@@ -14,6 +14,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
@@ -21,8 +22,6 @@
 #include <unistd.h>
 
 #include "e4itree.h"
-
-#define EXT4_SUPER_MAGIC	0xef53
 
 /* The kernel fills blocks to four fifths, as e2fsck -fD does. */
 #define FULL(bytes)		((bytes) * 4 / 5)
@@ -44,17 +43,13 @@ struct names {
 /* Counts the names of the directory, at most @most of them. */
 static int count_names(int fd, unsigned long long most, struct names *n)
 {
-	int err, copy = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	DIR *dir = copy < 0 ? NULL : fdopendir(copy);
+	DIR *dir = open_listing(fd);
 	struct dirent *de;
+	int err;
 
 	memset(n, 0, sizeof(*n));
-	if (!dir) {
-		err = errno;
-		if (copy >= 0)
-			close(copy);
-		return err;
-	}
+	if (!dir)
+		return errno;
 	while (n->nr < most && !cancelled && (errno = 0, de = readdir(dir))) {
 		n->nr++;
 		n->bytes += (8 + strlen(de->d_name) + 3) & ~3ULL;
@@ -188,7 +183,7 @@ int pack(int fd)
 		r.tree_before = st.ia_blocks;
 	err = size_of(fd, &r, &r.dir_before);
 	if (!err && r.dir_before < opt.min_blocks) {
-		pack_skip("small", &r, "too small to gain from packing (see "
+		skip("small", r.dir_before, "too small to gain from packing (see "
 			  "--min-blocks)");
 		return 0;
 	}
@@ -202,7 +197,7 @@ int pack(int fd)
 	r.tree_after = r.tree_before ? tree_blocks(r.block_size, n.nr) : 0;
 	if (!opt.force && r.dir_after + r.dir_before / LEAST_GAIN >
 	    r.dir_before) {
-		pack_skip("already", &r, "packing it would gain less than a "
+		skip("already", r.dir_before, "packing it would gain less than a "
 			  "quarter of its blocks (see --force)");
 		return 0;
 	}
@@ -212,7 +207,7 @@ int pack(int fd)
 	}
 	err = cancelled ? EINTR : pack_names(fd, &r);
 	if (err == ENODATA) {
-		pack_skip("no-index", &r, "has no htree; e2fsck -fD packs it "
+		skip("no-index", r.dir_before, "has no htree; e2fsck -fD packs it "
 			  "when it is unmounted");
 		return 0;
 	}

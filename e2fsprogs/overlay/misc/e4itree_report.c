@@ -185,13 +185,12 @@ void fail(int err, const char *what)
 	}
 }
 
-void skip(const char *result, const struct ext4_itree_args *a,
-		 const char *why)
+void skip(const char *result, unsigned int dir_blocks, const char *why)
 {
 	sum.skipped++;
 	if (opt.json && (opt.verbose || !opt.recursive)) {
 		json_begin(result);
-		printf(", \"dir_blocks\": %u", a->ia_dir_blocks);
+		printf(", \"dir_blocks\": %u", dir_blocks);
 		json_end();
 	} else if (!opt.json && !opt.quiet &&
 		   (opt.verbose || !opt.recursive)) {
@@ -327,14 +326,6 @@ void progress_files(const char *what, unsigned long long nr)
 	fflush(stderr);
 }
 
-void arrange_skip(const char *result, const char *why)
-{
-	struct ext4_itree_args a;
-
-	memset(&a, 0, sizeof(a));
-	skip(result, &a, why);
-}
-
 void report_arranged(const struct arrange_result *r)
 {
 	sum.done++;
@@ -378,16 +369,6 @@ void progress_blocks(unsigned int freed)
 	fprintf(stderr, "\r\033[K%llu directories, %llu done: %.200s: %u blocks "
 		"freed", sum.dirs, sum.done, path, freed);
 	fflush(stderr);
-}
-
-void pack_skip(const char *result, const struct pack_result *r,
-	       const char *why)
-{
-	struct ext4_itree_args a;
-
-	memset(&a, 0, sizeof(a));
-	a.ia_dir_blocks = r->dir_before;
-	skip(result, &a, why);
 }
 
 void report_packed(const struct pack_result *r)
