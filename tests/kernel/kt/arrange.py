@@ -11,10 +11,9 @@ import random
 import re
 import threading
 
-from kt import logwrites
 from kt.guest import Failed, Guest
 from kt.online import e4itree
-from kt.power import Recorder, disks, in_place_of_the_disk, keep, lies
+from kt.power import Recorder, until_wrong
 from kt.registry import MILLION, case
 
 SIZES = (100, 4096, 5000, 9000)
@@ -146,23 +145,7 @@ def power_cut(g: Guest) -> None:
             g.umount()
         rec.remove()
     g.want(moved > len(names) // 2, f"only {moved} files were moved")
-    log = logwrites.Log(rec.log)
-    first = next(i for i, e in enumerate(log.entries) if e.mark == "start")
-    count = ALL_CUTS if g.job["full"] else CUTS
-    for cut, image in disks(g, rec, log, logwrites.choose(log, count, 1, first)):
-        before = len(g.fails)
-        with in_place_of_the_disk(g, rec, image):
-            g.mount()
-            want_content(g, d, names)
-            g.fsck()
-        g.stats["cuts"] = g.stats.get("cuts", 0) + 1
-        if len(g.fails) > before:
-            g.fail(f"the findings above: cut {cut.kind} at entry {cut.at} of {len(log.entries)}")
-            keep(g, rec, log, cut)
-            break
-    lies(g, rec, log, 1)
-    log.close()
-    g.want(g.stats.get("cuts", 0) > count // 3, "hardly a write was recorded")
+    until_wrong(g, rec, ALL_CUTS if g.job["full"] else CUTS, lambda: want_content(g, d, names))
 
 
 for _id, _bs, _options in (("4k", 4096, ""), ("1k", 1024, ""), ("writeback", 4096, "data=writeback")):

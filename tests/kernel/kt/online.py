@@ -53,15 +53,20 @@ def feature_on(g: Guest) -> None:
     mount(g)
 
 
-def without_tree(g: Guest, n: int, *options: str) -> str:
-    """A directory of n names from before the feature was switched on."""
-    g.mount()
-    d = g.path()
-    os.mkdir(d)
+def make_dir(g: Guest, d: str) -> None:
+    """A directory that is casefolded and encrypted as the case has it."""
+    os.makedirs(d, exist_ok=True)
     if g.p.get("casefold"):
         g.equal(g.set_flags(d, g.flags(d) | FL_CASEFOLD), 0, "chattr +F")
     if g.p.get("crypt"):
         g.t("crypt", "--mode", "set", "--dir", d)
+
+
+def without_tree(g: Guest, n: int, *options: str) -> str:
+    """A directory of n names from before the feature was switched on."""
+    g.mount()
+    d = g.path()
+    make_dir(g, d)
     g.t("fill", "--dir", d, "--model", g.model(), "--n", n, "--names", g.p.get("names", "mixed"), *options)
     feature_on(g)
     g.equal(g.has_tree(d), False, "itree flag before the build")

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import os
-
-from kt.guest import FL_CASEFOLD, Guest
+from kt.guest import Guest
+from kt.online import make_dir
 from kt.registry import case
 
 ALL_OPS = (
@@ -18,11 +17,7 @@ WAVES = "30,300,2000,300,1200,0,900"
 def prepare(g: Guest) -> None:
     for i in range(g.p.get("dirs", 2)):
         d = g.path(f"d{i}")
-        os.mkdir(d)
-        if g.p.get("casefold"):
-            g.equal(g.set_flags(d, g.flags(d) | FL_CASEFOLD), 0, "chattr +F")
-        if g.p.get("crypt"):
-            g.t("crypt", "--mode", "set", "--dir", d)
+        make_dir(g, d)
 
 
 def check(g: Guest, *options: str) -> None:

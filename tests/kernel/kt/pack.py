@@ -15,13 +15,12 @@ import threading
 import time
 
 from kt import itree_ioctl as io
-from kt import logwrites
-from kt.guest import FL_CASEFOLD, Failed, Guest
+from kt.guest import Failed, Guest
 from kt.mapper import Mapped
 from kt.neighbours import Server
-from kt.online import e4itree, exact, mount
+from kt.online import e4itree, exact, make_dir, mount
 from kt.positions import Stream
-from kt.power import Recorder, disks, in_place_of_the_disk, keep, lies, thread
+from kt.power import Recorder, in_place_of_the_disk, thread, until_wrong
 from kt.registry import MILLION, case
 from kt.resume import Listing
 
@@ -35,11 +34,7 @@ def mail_names(n: int, length: int = 16) -> list[str]:
 def filled(g: Guest, n: int, name: str = "d", length: int = 16) -> dict[str, int]:
     """A directory of so many names; returns the inode of each."""
     d = g.path(name)
-    os.makedirs(d, exist_ok=True)
-    if g.p.get("casefold"):
-        g.equal(g.set_flags(d, g.flags(d) | FL_CASEFOLD), 0, "chattr +F")
-    if g.p.get("crypt"):
-        g.t("crypt", "--mode", "set", "--dir", d)
+    make_dir(g, d)
     for x in mail_names(n, length):
         os.mknod(os.path.join(d, x))
     return dict(g.names(name))
@@ -53,16 +48,10 @@ def thin(d: str, names: dict[str, int], share: float, seed: int = 7) -> dict[str
     return {x: names[x] for x in set(names) - set(gone)}
 
 
-def pack(d: str, calls: int = 0) -> bool:
-    """Packs to the end, or by so many calls. Returns whether the end was reached."""
-    at, done = 0, 0
-    while True:
-        answer = io.itree(d, io.PACK, from_hash=at)
-        at, done = answer.next, done + 1
-        if not answer.state & io.MORE:
-            return True
-        if done == calls:
-            return False
+def pack(d: str) -> None:
+    answer = io.itree(d, io.PACK)
+    while answer.state & io.MORE:
+        answer = io.itree(d, io.PACK, from_hash=answer.next)
 
 
 def rehashed_blocks(g: Guest, name: str = "d") -> int:
@@ -330,29 +319,17 @@ def power_cut(g: Guest) -> None:
             g.umount()
         rec.remove()
     g.want(sum(after) * 3 < sum(before), f"{after} blocks of {before}")
-    log = logwrites.Log(rec.log)
-    first = next(i for i, e in enumerate(log.entries) if e.mark == "start")
-    count = ALL_CUTS if g.job["full"] else CUTS
     states = set()
-    for cut, image in disks(g, rec, log, logwrites.choose(log, count, 1, first)):
-        fails = len(g.fails)
-        with in_place_of_the_disk(g, rec, image):
-            g.mount()
-            for x in dirs:
-                g.equal(dict(g.names(x)), left[x], f"names of {x} after the cut")
-                if g.has_tree(g.path(x)):
-                    exact(g, g.path(x), len(left[x]))
-            states.add(tuple(g.dir_blocks(g.path(x)) for x in dirs))
-            g.fsck()
-        g.stats["cuts"] = g.stats.get("cuts", 0) + 1
-        if len(g.fails) > fails:
-            g.fail(f"the findings above: cut {cut.kind} at entry {cut.at} of {len(log.entries)}")
-            keep(g, rec, log, cut)
-            break
+
+    def judge() -> None:
+        for x in dirs:
+            g.equal(dict(g.names(x)), left[x], f"names of {x} after the cut")
+            if g.has_tree(g.path(x)):
+                exact(g, g.path(x), len(left[x]))
+        states.add(tuple(g.dir_blocks(g.path(x)) for x in dirs))
+
+    until_wrong(g, rec, ALL_CUTS if g.job["full"] else CUTS, judge)
     g.stats["states"] = len(states)
-    lies(g, rec, log, 1)
-    log.close()
-    g.want(g.stats.get("cuts", 0) > count // 3, "hardly a write was recorded")
     g.want(len(states) > 3, f"the cuts have seen only {len(states)} states of the directories")
 
 
@@ -500,9 +477,9 @@ def slow_disk(g: Guest) -> None:
 
 def cold_listing(g: Guest, image: pathlib.Path, names: dict[str, int]) -> int:
     """Requests of a listing of the image's directory, with the inodes."""
-    raw, g.dev = g.dev, g.run("losetup", "--show", "-f", image).stdout.strip()
-    stat = pathlib.Path("/sys/class/block", os.path.basename(g.dev), "stat")
-    try:
+    requests = -1
+    with in_place_of_the_disk(g, image):
+        stat = pathlib.Path("/sys/class/block", os.path.basename(g.dev), "stat")
         g.mount()
         g.settle()
         before = int(stat.read_text().split()[0])
@@ -510,11 +487,6 @@ def cold_listing(g: Guest, image: pathlib.Path, names: dict[str, int]) -> int:
             got = {e.name: e.stat(follow_symlinks=False).st_ino for e in it}
         requests = int(stat.read_text().split()[0]) - before
         g.equal(got, names, "names of the listing")
-    finally:
-        with contextlib.suppress(Failed):
-            g.umount()
-        g.run("losetup", "-d", g.dev)
-        g.dev = raw
     return requests
 
 

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 
 from kt import itree_ioctl as io
 from kt import logwrites
@@ -247,9 +248,9 @@ def disks(g: Guest, rec: Recorder, log: logwrites.Log, cuts: list[logwrites.Cut]
 
 
 @contextlib.contextmanager
-def in_place_of_the_disk(g: Guest, rec: Recorder, image: pathlib.Path):
+def in_place_of_the_disk(g: Guest, image: pathlib.Path):
     """The guest mounts the image; what goes wrong is a finding."""
-    g.dev = g.run("losetup", "--show", "-f", image).stdout.strip()
+    raw, g.dev = g.dev, g.run("losetup", "--show", "-f", image).stdout.strip()
     try:
         yield
     except (Failed, OSError, subprocess.SubprocessError) as err:
@@ -258,7 +259,7 @@ def in_place_of_the_disk(g: Guest, rec: Recorder, image: pathlib.Path):
         with contextlib.suppress(Failed):
             g.umount()
         g.run("losetup", "-d", g.dev)
-        g.dev = rec.raw
+        g.dev = raw
 
 
 def replay(g: Guest, rec: Recorder, start: str) -> None:
@@ -274,7 +275,7 @@ def replay(g: Guest, rec: Recorder, start: str) -> None:
         if number % 8 == 3:
             g.run("cp", "--sparse=auto", image, g.tmp / "tools")
             only_e2fsck(g, g.tmp / "tools")
-        with in_place_of_the_disk(g, rec, image):
+        with in_place_of_the_disk(g, image):
             look(g, cut, acked)
         if len(g.fails) > before:
             g.fail(
@@ -287,6 +288,26 @@ def replay(g: Guest, rec: Recorder, start: str) -> None:
     log.close()
     if g.job["itree"]:
         g.want(g.stats.get("trees", 0) > len(cuts) // 2, "hardly a directory had a tree")
+
+
+def until_wrong(g: Guest, rec: Recorder, count: int, judge: Callable[[], None]) -> None:
+    """So many cuts after "start", up to a finding: judge() looks at the mounted volume, and e2fsck finds nothing."""
+    log = logwrites.Log(rec.log)
+    first = next(i for i, e in enumerate(log.entries) if e.mark == "start")
+    for cut, image in disks(g, rec, log, logwrites.choose(log, count, 1, first)):
+        before = len(g.fails)
+        with in_place_of_the_disk(g, image):
+            g.mount()
+            judge()
+            g.fsck()
+        g.stats["cuts"] = g.stats.get("cuts", 0) + 1
+        if len(g.fails) > before:
+            g.fail(f"the findings above: cut {cut.kind} at entry {cut.at} of {len(log.entries)}")
+            keep(g, rec, log, cut)
+            break
+    lies(g, rec, log, 1)
+    log.close()
+    g.want(g.stats.get("cuts", 0) > count // 3, "hardly a write was recorded")
 
 
 def power(g: Guest) -> None:

@@ -9,8 +9,8 @@ import pathlib
 import re
 import struct
 
-from kt.guest import FL_CASEFOLD, FL_INDEX, SEGMENT, Guest
-from kt.online import mount
+from kt.guest import FL_INDEX, SEGMENT, Guest
+from kt.online import make_dir, mount
 from kt.registry import case
 from kt.roundtrip import debugfs
 
@@ -237,16 +237,19 @@ case(
 )(without_key)  # fmt: skip
 
 
-def two_levels(g: Guest) -> None:
-    """Encrypted, casefolded directories with index blocks below the root: e2fsck and kernel agree on their size."""
+def numbered(g: Guest, d: str) -> dict[str, int]:
+    """Makes the directory and its names; returns the inode of each."""
     mount(g)
-    d = g.path()
-    os.mkdir(d)
-    g.equal(g.set_flags(d, g.flags(d) | FL_CASEFOLD), 0, "chattr +F")
-    g.t("crypt", "--mode", "set", "--dir", d)
+    make_dir(g, d)
     for i in range(g.p["n"]):
         os.mknod(os.path.join(d, f"name-{i:06}"))
-    names = dict(g.names())
+    return dict(g.names())
+
+
+def two_levels(g: Guest) -> None:
+    """Encrypted, casefolded directories with index blocks below the root: e2fsck and kernel agree on their size."""
+    d = g.path()
+    names = numbered(g, d)
     want_names(g, d, names, "before e2fsck")
     g.fsck()
     g.want("Indirect levels: 1" in htree(g), "the htree of the kernel has one level only")
@@ -283,8 +286,8 @@ def htree(g: Guest) -> str:
 
 
 for _id, _itree in (("", True), ("-stock", False)):
-    case(f"two-levels-crypt-casefold{_id}", "tools", {"n": 5000, "crypt": True}, itree=_itree, cost=20,
-         features="encrypt,casefold", mkfs=("-b", "1024"))(two_levels)  # fmt: skip
+    case(f"two-levels-crypt-casefold{_id}", "tools", {"n": 5000, "crypt": True, "casefold": True}, itree=_itree,
+         cost=20, features="encrypt,casefold", mkfs=("-b", "1024"))(two_levels)  # fmt: skip
 
 
 def raw_entries(g: Guest) -> list[tuple[int, int, bytes]]:
@@ -306,14 +309,8 @@ def raw_entries(g: Guest) -> list[tuple[int, int, bytes]]:
 
 def nul_names(g: Guest) -> None:
     """Encrypted names that begin with a NUL, neighbours by their hash: for e2fsck -D they are no duplicates."""
-    mount(g)
     d = g.path()
-    os.mkdir(d)
-    g.equal(g.set_flags(d, g.flags(d) | FL_CASEFOLD), 0, "chattr +F")
-    g.t("crypt", "--mode", "set", "--dir", d)
-    for i in range(g.p["n"]):
-        os.mknod(os.path.join(d, f"name-{i:06}"))
-    names = dict(g.names())
+    names = numbered(g, d)
     g.umount()
     entries = sorted(raw_entries(g))
     g.equal(len(entries), len(names), "entries on the disk")
@@ -332,5 +329,5 @@ def nul_names(g: Guest) -> None:
     g.stats |= {"nul_names": len(places), "names": len(names)}
 
 
-case("nul-names-crypt-casefold", "tools", {"n": 3000, "crypt": True}, itree=False, cost=15,
+case("nul-names-crypt-casefold", "tools", {"n": 3000, "crypt": True, "casefold": True}, itree=False, cost=15,
      features="encrypt,casefold", mkfs=("-b", "1024"))(nul_names)  # fmt: skip
