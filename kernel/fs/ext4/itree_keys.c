@@ -10,15 +10,14 @@
 #include "itree.h"
 #include "itree_online.h"
 
-/* Keys in a run: sorted in a few milliseconds. */
-#define RUN_KEYS	32768U
+#define RUN_KEYS	EXT4_ITREE_RUN_KEYS
 #define KEYS_GFP	(GFP_KERNEL_ACCOUNT | __GFP_NOWARN | __GFP_RETRY_MAYFAIL)
 
 /**
  * ext4_itree_keys_init - start with no keys
  * @k: ext4_itree_keys_free() it in the end
  *
- * Takes at most a quarter of the machine's memory.
+ * Takes at most a quarter of the machine's memory; the caller may lower @k->max.
  */
 void ext4_itree_keys_init(struct ext4_itree_keys *k)
 {
@@ -124,12 +123,10 @@ static void sift_down(struct ext4_itree_keys *k, u32 at)
  * ext4_itree_keys_merge - get ready to read all keys in order
  * @k: keys; no more can be added
  *
- * Returns 0 or -ENOMEM.
+ * To be called with no locks held.  Returns 0 or -ENOMEM.
  */
 int ext4_itree_keys_merge(struct ext4_itree_keys *k)
 {
-	u32 i;
-
 	ext4_itree_keys_tidy(k);
 	if (k->sorted < k->nr_runs)
 		sort(k->run[k->sorted], run_len(k, k->sorted), sizeof(u64),
@@ -139,12 +136,43 @@ int ext4_itree_keys_merge(struct ext4_itree_keys *k)
 	k->heap = kvcalloc(k->nr_runs + 1, sizeof(*k->heap), KEYS_GFP);
 	if (!k->pos || !k->heap)
 		return -ENOMEM;
-	for (i = 0; i < k->nr_runs; i++)
-		k->heap[i] = i;
-	k->nr_heap = k->nr_runs;
+	ext4_itree_keys_seek(k, 0);
+	return 0;
+}
+
+/* The place of the first key of a run that is not below @key. */
+static u32 find_in_run(const struct ext4_itree_keys *k, u32 run, u64 key)
+{
+	u32 lo = 0, hi = run_len(k, run);
+
+	while (lo < hi) {
+		u32 mid = lo + (hi - lo) / 2;
+
+		if (k->run[run][mid] < key)
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	return lo;
+}
+
+/**
+ * ext4_itree_keys_seek - go to the first key that is not below another
+ * @k: keys, after ext4_itree_keys_merge()
+ * @key: need not be among them
+ */
+void ext4_itree_keys_seek(struct ext4_itree_keys *k, u64 key)
+{
+	u32 i;
+
+	k->nr_heap = 0;
+	for (i = 0; i < k->nr_runs; i++) {
+		k->pos[i] = find_in_run(k, i, key);
+		if (k->pos[i] < run_len(k, i))
+			k->heap[k->nr_heap++] = i;
+	}
 	for (i = k->nr_heap / 2; i; i--)
 		sift_down(k, i - 1);
-	return 0;
 }
 
 /**

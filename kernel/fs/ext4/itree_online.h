@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * Trees of directories in use: itree_keys.c, itree_log.c, itree_online.c,
- * itree_pack.c, itree_ioctl.c.
+ * itree_pack.c, itree_ioctl.c.  Scans use itree_keys.c as well.
  */
 #ifndef _EXT4_ITREE_ONLINE_H
 #define _EXT4_ITREE_ONLINE_H
@@ -24,10 +24,14 @@ struct ext4_itree_keys {
 	u64	max;		/* refuse more */
 };
 
+/* Keys in a run: sorted in a few milliseconds. */
+#define EXT4_ITREE_RUN_KEYS	32768U
+
 void ext4_itree_keys_init(struct ext4_itree_keys *k);
 int ext4_itree_keys_add(struct ext4_itree_keys *k, u64 key);
 void ext4_itree_keys_tidy(struct ext4_itree_keys *k);
 int ext4_itree_keys_merge(struct ext4_itree_keys *k);
+void ext4_itree_keys_seek(struct ext4_itree_keys *k, u64 key);
 bool ext4_itree_keys_next(struct ext4_itree_keys *k, u64 *key);
 void ext4_itree_keys_free(struct ext4_itree_keys *k);
 

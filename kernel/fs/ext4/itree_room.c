@@ -12,11 +12,14 @@
  *
  * How many names fit is estimated from earlier windows; the limit is in bytes.
  *
- * Between the calls of a reader its window can be reclaimed, like a cache.  It
- * is charged to the memory control group of the reader that began the scan, and
- * a shrinker drops it when that group or the machine needs memory: the least
- * recently used first.  The next call fills a small window from where the
- * reader is.
+ * In place of a tree, a scan may have a list of all keys (itree_window.c), which
+ * counts like a window.
+ *
+ * Between the calls of a reader its window and list can be reclaimed, like a
+ * cache.  They are charged to the memory control group of the reader that began
+ * the scan, and a shrinker drops them when that group or the machine needs
+ * memory: the least recently used first.  The next call fills a small window
+ * from where the reader is.
  */
 #include <linux/fs.h>
 #include <linux/list_lru.h>
@@ -27,6 +30,7 @@
 #include "ext4.h"
 #include "itree.h"
 #include "itree_glue.h"
+#include "itree_online.h"
 #include "itree_scan.h"
 
 /*
@@ -139,11 +143,21 @@ u32 ext4_itree_window_limit(const struct ext4_itree_scan *s)
 }
 
 /**
+ * ext4_itree_list_limit - keys that the list of a scan may have
+ *
+ * See ext4_itree_borrow_list().
+ */
+u64 ext4_itree_list_limit(void)
+{
+	return (u64)ext4_itree_memory() / ONE_SHARE * (PAGE_SIZE / sizeof(u64));
+}
+
+/**
  * ext4_itree_sorts - are the names of a large directory put in order in memory?
  * @dir: directory without a tree, i_rwsem held
  *
- * Each window takes two visits of all its blocks, so that these have to stay in
- * memory and the windows have to be few.
+ * Their keys have to fit into a list, and as each window takes a visit of all
+ * blocks, these have to stay in memory and the windows have to be few.
  */
 bool ext4_itree_sorts(struct inode *dir)
 {
@@ -155,7 +169,17 @@ bool ext4_itree_sorts(struct inode *dir)
 		return false;
 	room = (u64)ext4_itree_memory() / ONE_SHARE * PAGE_SIZE /
 	       (PLACE_BYTES + EXT4_ITREE_LIKELY_ENTRY);
-	return names <= MOST_WINDOWS * min_t(u64, room, WINDOW_SORT);
+	return names <= ext4_itree_list_limit() &&
+	       names <= MOST_WINDOWS * min_t(u64, room, WINDOW_LARGE);
+}
+
+static bool borrow(unsigned long bytes)
+{
+	if (atomic_long_add_return(bytes, &borrowed) <=
+	    totalram_pages() / ALL_SHARE * PAGE_SIZE)
+		return true;
+	atomic_long_sub(bytes, &borrowed);
+	return false;
 }
 
 /**
@@ -171,11 +195,8 @@ bool ext4_itree_borrow_room(struct ext4_itree_scan *s)
 	unsigned long text = names * text_bytes(s);
 	unsigned long bytes = names * PLACE_BYTES + text;
 
-	if (atomic_long_add_return(bytes, &borrowed) >
-	    totalram_pages() / ALL_SHARE * PAGE_SIZE) {
-		atomic_long_sub(bytes, &borrowed);
+	if (!borrow(bytes))
 		return false;
-	}
 	s->borrowed = bytes;
 	s->text_room = text;
 	return true;
@@ -192,6 +213,49 @@ void ext4_itree_return_room(struct ext4_itree_scan *s)
 	s->text_room = 0;
 }
 
+/**
+ * ext4_itree_borrow_list - ask for room for another run of keys in the list
+ * @s: the scan
+ *
+ * Returns false if others have too much.
+ */
+bool ext4_itree_borrow_list(struct ext4_itree_scan *s)
+{
+	unsigned long bytes = EXT4_ITREE_RUN_KEYS * sizeof(u64);
+
+	if (!borrow(bytes))
+		return false;
+	s->list_borrowed += bytes;
+	return true;
+}
+
+/* Takes the list off the scan; the caller frees it. */
+static struct ext4_itree_keys *take_list(struct ext4_itree_scan *s)
+{
+	struct ext4_itree_keys *list = s->list;
+
+	s->list = NULL;
+	atomic_long_sub(s->list_borrowed, &borrowed);
+	s->list_borrowed = 0;
+	return list;
+}
+
+static void free_list(struct ext4_itree_keys *list)
+{
+	if (list)
+		ext4_itree_keys_free(list);
+	kfree(list);
+}
+
+/**
+ * ext4_itree_drop_list - forget the keys of a directory without a tree
+ * @s: the scan, in a call or about to be freed
+ */
+void ext4_itree_drop_list(struct ext4_itree_scan *s)
+{
+	free_list(take_list(s));
+}
+
 /* --- reclaim --- */
 
 static struct kmem_cache *scan_cache;
@@ -203,6 +267,7 @@ static struct shrinker *window_shrinker;
 struct dropped {
 	struct dropped	*next;
 	struct text_chunk *text;
+	struct ext4_itree_keys *list;
 };
 
 static_assert(sizeof(struct dropped) <= sizeof(struct scan_name));
@@ -221,6 +286,7 @@ static enum lru_status drop_idle(struct list_head *item,
 	}
 	list_lru_isolate(list, item);
 	d->text = s->text;
+	d->list = take_list(s);
 	d->next = *all;
 	*all = d;
 	s->names = NULL;
@@ -249,6 +315,7 @@ static unsigned long shrink_idle(struct shrinker *shrink,
 		d = all;
 		all = d->next;
 		ext4_itree_free_text(d->text);
+		free_list(d->list);
 		kvfree(d);
 	}
 	return nr;
@@ -274,6 +341,8 @@ void ext4_itree_leave_window(struct ext4_itree_scan *s)
 {
 	if (s->names)
 		list_lru_add_obj(&idle_scans, &s->idle);
+	else
+		ext4_itree_drop_list(s);
 }
 
 /* A scan, charged to the memory control group whose reclaim may drop it. */

@@ -97,6 +97,7 @@ void ext4_itree_scan_free(struct ext4_itree_scan *scan)
 	if (scan->pass)
 		ext4_itree_leave_pass(scan->dir, scan->pass, scan->over);
 	ext4_itree_drop_window(scan);
+	ext4_itree_drop_list(scan);
 	kvfree(scan->names);
 	ext4_itree_free_scan(scan);
 }
@@ -175,6 +176,8 @@ static void scan_start(struct ext4_itree_scan *s, loff_t pos)
 	u64 end = last_key(s, &info);
 
 	ext4_itree_drop_window(s);
+	ext4_itree_drop_list(s);
+	s->no_list = false;
 	s->next = pos_to_key(pos);
 	if (!pos)
 		s->pass->end = end;
@@ -337,6 +340,7 @@ static int scan_readdir(struct file *file, struct dir_context *ctx,
 	} else if (ret > 0) {
 		/* The file may stay open for long: free the names. */
 		ext4_itree_drop_window(s);
+		ext4_itree_drop_list(s);
 		/* Keys of a tree that has turned out to be bad. */
 		if (ext4_itree_in_doubt(s))
 			ext4_itree_settle_doubt(s, true);

@@ -12,7 +12,7 @@
 #define WINDOW_MAX	32768U
 /* With memory for it (itree_room.c): some 64 MiB. */
 #define WINDOW_LARGE	1048576U
-/* Of a large directory without a tree: its keys take 4 MiB while it is filled. */
+/* Of a large directory without tree or list: its keys take 4 MiB meanwhile. */
 #define WINDOW_SORT	262144U
 /* So many blocks in one sweep cost less than one that is looked for alone. */
 #define SWEEP_PAYS	64
@@ -94,6 +94,13 @@ struct ext4_itree_scan {
 	unsigned long	borrowed;	/* bytes, for a large one */
 	unsigned long	text_room;	/* of these for text */
 	unsigned long	text_taken;	/* in this window, if it is large */
+
+	/* Of a large directory without a tree: its keys from list_lo on. */
+	struct ext4_itree_keys *list;
+	u64		list_lo;
+	unsigned long	list_borrowed;	/* bytes */
+	bool		no_list;	/* there is no room for it */
+
 	struct text_chunk *text;
 	u64		text_names;	/* in this window and those before */
 	u64		text_bytes;
@@ -181,6 +188,9 @@ int ext4_itree_load_index(struct inode *dir);
 u32 ext4_itree_window_limit(const struct ext4_itree_scan *s);
 bool ext4_itree_borrow_room(struct ext4_itree_scan *s);
 void ext4_itree_return_room(struct ext4_itree_scan *s);
+u64 ext4_itree_list_limit(void);
+bool ext4_itree_borrow_list(struct ext4_itree_scan *s);
+void ext4_itree_drop_list(struct ext4_itree_scan *s);
 void ext4_itree_free_text(struct text_chunk *text);
 void ext4_itree_take_window(struct ext4_itree_scan *s);
 void ext4_itree_leave_window(struct ext4_itree_scan *s);

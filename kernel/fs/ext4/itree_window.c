@@ -2,9 +2,10 @@
 /*
  * A window of a scan in inode order: the names of the next run of keys.
  *
- * The keys come from the tree, or, in a directory without one, from a pass
- * over its blocks.  Then each directory block is visited at most once a window,
- * and the names are sorted by key.
+ * The keys come from the tree, or, in a large directory without one, from a list
+ * that one pass over its blocks gathers when the listing begins.  Then each
+ * directory block is visited at most once a window, and the names are put in the
+ * order of the keys.
  */
 #include <linux/fs.h>
 #include <linux/buffer_head.h>
@@ -14,6 +15,7 @@
 #include "ext4.h"
 #include "itree.h"
 #include "itree_glue.h"
+#include "itree_online.h"
 #include "itree_scan.h"
 
 /* Keys to take before i_rwsem is offered to waiters. */
@@ -161,14 +163,14 @@ struct fill {
 	struct ext4_itree_visit visit;
 	struct ext4_itree_scan *s;
 	struct fscrypt_str crypt;	/* room for a decrypted name */
-	u64	*keys;			/* the tree's keys, or a selection */
+	u64	*keys;			/* of the tree or list, or a selection */
 	u32	nr;
 	u32	max;
 	u64	bound;			/* selection: keys above are out */
-	u64	top;			/* selection: the largest key met */
-	u32	base;			/* tree: the name of keys[0] goes here */
-	u32	found;			/* tree: names that have their place */
-	u32	stray;			/* tree: names without a key */
+	u64	top;			/* the largest key that was met */
+	u32	base;			/* the name of keys[0] goes here */
+	u32	found;			/* names that have their place */
+	u32	stray;			/* names without a key */
 };
 
 /* Has the directory changed since the filling of this window began? */
@@ -679,26 +681,49 @@ static void sort_runs(struct fill *f)
 	}
 }
 
+/* Room for the keys of the next window. */
+static int alloc_keys(struct fill *f)
+{
+	struct ext4_itree_scan *s = f->s;
+
+	f->max = min_t(u64, s->want, max_t(u64, s->total, WINDOW_MIN));
+	f->keys = kvmalloc_array(f->max, sizeof(u64), window_gfp(s));
+	return f->keys ? 0 : -ENOMEM;
+}
+
+/* Finds the names of the keys taken, which are those of a window from @lo on. */
+static int name_keys(struct fill *f, u64 lo)
+{
+	struct ext4_itree_scan *s = f->s;
+	int err = make_room(s, s->nr + f->nr);
+
+	f->visit.lo = lo;
+	f->visit.hi = s->win_hi;
+	f->base = s->nr;
+	return err ?: find_names(f);
+}
+
+/* Makes a window of the names that have been found. */
+static void keep_named(struct fill *f)
+{
+	pass_by(f);
+	sort_runs(f);
+	f->s->nr += f->nr;
+}
+
 static int fill_from_tree(struct fill *f, u64 lo)
 {
 	struct ext4_itree_scan *s = f->s;
 	int err;
 
-	f->max = min_t(u64, s->want, max_t(u64, s->total, WINDOW_MIN));
-	f->keys = kvmalloc_array(f->max, sizeof(u64), window_gfp(s));
-	if (!f->keys)
-		return -ENOMEM;
-	err = take_keys(f, lo, s->want);
+	err = alloc_keys(f);
+	if (!err)
+		err = take_keys(f, lo, s->want);
 	if (!err)
 		err = count_keys(f, lo);
-	if (!err)
-		err = make_room(s, s->nr + f->nr);
 	if (err || !f->nr)
 		return err;
-	f->visit.lo = lo;
-	f->visit.hi = s->win_hi;
-	f->base = s->nr;
-	err = find_names(f);
+	err = name_keys(f, lo);
 	if (err)
 		return err;
 	/*
@@ -711,14 +736,108 @@ static int fill_from_tree(struct fill *f, u64 lo)
 		return -EFSCORRUPTED;
 	}
 	count_window(f);
-	pass_by(f);
-	sort_runs(f);
-	s->nr += f->nr;
+	keep_named(f);
 	s->from_tree = true;
 	return 0;
 }
 
-/* --- windows of a directory without one --- */
+/* --- windows of a large directory without one, from a list of its keys --- */
+
+static int list_key(struct ext4_itree_visit *v, u64 key, u32 minor,
+		    struct ext4_dir_entry_2 *de)
+{
+	struct fill *f = container_of(v, struct fill, visit);
+	struct ext4_itree_scan *s = f->s;
+
+	if (s->list->nr * sizeof(u64) >= s->list_borrowed &&
+	    !ext4_itree_borrow_list(s))
+		return -ENOMEM;
+	f->top = max(f->top, key);
+	return ext4_itree_keys_add(s->list, key);
+}
+
+/*
+ * Gathers the keys from @lo on by a pass over the whole directory.  Names that
+ * come into the directory later are younger than the listing; one that is moved
+ * to another block meanwhile may be met twice, and its key has one name then.
+ */
+static int gather_list(struct fill *f, u64 lo)
+{
+	struct ext4_itree_scan *s = f->s;
+	int err;
+
+	ext4_itree_drop_list(s);
+	s->list = kmalloc(sizeof(*s->list), GFP_KERNEL_ACCOUNT);
+	if (!s->list)
+		return -ENOMEM;
+	ext4_itree_keys_init(s->list);
+	s->list->max = ext4_itree_list_limit();
+	s->list_lo = lo;
+	f->visit.lo = lo;
+	f->visit.hi = ~0ULL;
+	f->visit.name = list_key;
+	err = ext4_itree_visit_all(&f->visit);
+	f->visit.name = fill_name;
+	if (!err) {
+		inode_unlock_shared(s->dir);
+		err = ext4_itree_keys_merge(s->list);
+		inode_lock_shared(s->dir);
+	}
+	if (err) {
+		ext4_itree_drop_list(s);
+		s->no_list = err == -ENOMEM;
+		return err;
+	}
+	s->total = s->list->nr;
+	if (s->pass->end == ~0ULL && s->list->nr)
+		s->pass->end = f->top;
+	return 0;
+}
+
+/* Takes the next run of keys; equal keys stay together. */
+static int take_listed(struct fill *f, u64 lo)
+{
+	struct ext4_itree_scan *s = f->s;
+	int err = 0;
+	u64 key;
+
+	ext4_itree_keys_seek(s->list, lo);
+	s->last = true;
+	while (!err && ext4_itree_keys_next(s->list, &key)) {
+		if (f->nr >= s->want && key != f->keys[f->nr - 1]) {
+			s->last = false;
+			break;
+		}
+		err = add_key(f, key);
+	}
+	s->win_hi = s->last ? ~0ULL : f->keys[f->nr - 1];
+	return err;
+}
+
+/* Returns -ENOMEM if there is no room for the list. */
+static int fill_from_list(struct fill *f, u64 lo)
+{
+	struct ext4_itree_scan *s = f->s;
+	int err = 0;
+
+	if (s->no_list)
+		return -ENOMEM;
+	if (!s->list || s->list_lo > lo)
+		err = gather_list(f, lo);
+	if (!err)
+		err = alloc_keys(f);
+	if (!err)
+		err = take_listed(f, lo);
+	s->by_sweep = true;
+	if (err || !f->nr)
+		return err;
+	err = name_keys(f, lo);
+	if (!err)
+		keep_named(f);
+	return err;
+}
+
+/* --- windows of a directory without a tree, by sorting --- */
 
 static int cmp_keys(const void *a, const void *b)
 {
@@ -749,8 +868,8 @@ static int select_key(struct ext4_itree_visit *v, u64 key, u32 minor,
 }
 
 /*
- * Finds by a pass over the whole directory where a window of bounded size that
- * starts at @lo ends.
+ * Finds where a window of bounded size that starts at @lo ends.  Without room
+ * for a list, each window takes such a pass over the whole directory.
  */
 static int select_bound(struct fill *f, u64 lo)
 {
@@ -795,6 +914,9 @@ static int fill_by_sorting(struct fill *f, u64 lo)
 	s->counting = false;
 	f->bound = ~0ULL;
 	if ((s->dir->i_size >> s->dir->i_blkbits) > EXT4_ITREE_SORT_BLOCKS) {
+		err = fill_from_list(f, lo);
+		if (err != -ENOMEM || !s->no_list)
+			return err;
 		err = select_bound(f, lo);
 		if (err)
 			return err;

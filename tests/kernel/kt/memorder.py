@@ -14,6 +14,7 @@ from kt.registry import case
 
 OPTION = {"mount": "inode_order"}
 MKFS = ("-b", "4096")
+FIRST_WINDOW = 1024  # names, in as many leaves at most
 
 
 def in_order(where: str) -> bool:
@@ -107,6 +108,24 @@ def too_large(g: Guest) -> None:
 case("memorder-too-large", "scans", {"n": 60000, **OPTION}, itree=False, mkfs=("-b", "4096", "-N", "70000"), cost=30)(
     too_large
 )
+
+def one_list(g: Guest) -> None:
+    """A listing gathers the keys once: then each window visits a block at most once."""
+    g.mount()
+    g.t("fill", "--dir", g.path(), "--model", g.model(), "--n", g.p["n"])
+    g.again()
+    blocks = os.stat(g.path()).st_size // g.p["bs"]
+    before = g.counter("visits")
+    g.equal(in_order(g.path()), True, "inode order")
+    visits = g.counter("visits") - before
+    g.stats |= {"blocks": blocks, "visits": visits}
+    # The list, a first window of some leaves, and a second one of all others.
+    g.want(visits <= 2 * blocks + FIRST_WINDOW, f"{visits} visits of {blocks} blocks")
+    g.listing()
+
+
+case("memorder-list", "scans", {"bs": 1024, "n": 120000, **OPTION}, itree=False, size="256M", cost=40,
+     mkfs=("-b", "1024", "-N", "130000"))(one_list)  # fmt: skip
 
 # What listings guarantee while the directory changes.
 for _id, _func, _params, _cost in (
