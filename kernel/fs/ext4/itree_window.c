@@ -107,8 +107,9 @@ static int make_room(struct ext4_itree_scan *s, u32 room)
 	n = kvmalloc_array(room, sizeof(*n), window_gfp(s));
 	if (!n)
 		return -ENOMEM;
-	if (s->nr)
-		memcpy(n, s->names, s->nr * sizeof(*n));
+	/* Names that are being placed stand behind the first s->nr. */
+	if (s->room)
+		memcpy(n, s->names, s->room * sizeof(*n));
 	kvfree(s->names);
 	s->names = n;
 	s->room = room;
@@ -171,6 +172,7 @@ struct fill {
 	u32	base;			/* the name of keys[0] goes here */
 	u32	found;			/* names that have their place */
 	u32	stray;			/* names without a key */
+	u32	extra;			/* names behind the last key's */
 };
 
 /* Has the directory changed since the filling of this window began? */
@@ -179,17 +181,24 @@ static bool disturbed(const struct ext4_itree_scan *s)
 	return !inode_eq_iversion(s->dir, s->version);
 }
 
+/* ... or since its keys were taken? */
+static bool keys_aged(const struct ext4_itree_scan *s)
+{
+	return s->by_sweep || disturbed(s);
+}
+
 static bool same_text(const struct scan_name *n, const struct fscrypt_str *name)
 {
 	return !ext4_itree_cmp_text(n->name, n->len, name->name, name->len);
 }
 
 /*
- * Finds the place of a name among the tree's keys, which are sorted.  A name
- * that was moved to another block meanwhile is met twice.
+ * Finds the place of a name among the keys, which are sorted.  A name that was
+ * moved to another block meanwhile is met twice.  Sets *taken if all names of
+ * this key have been found, and this is another one.
  */
 static struct scan_name *key_slot(struct fill *f, u64 key,
-				  const struct fscrypt_str *name)
+				  const struct fscrypt_str *name, bool *taken)
 {
 	struct scan_name *n;
 	u32 lo = 0, hi = f->nr;
@@ -206,22 +215,46 @@ static struct scan_name *key_slot(struct fill *f, u64 key,
 		n = &f->s->names[f->base + lo];
 		if (!n->name)
 			return n;
-		if (disturbed(f->s) && same_text(n, name))
+		*taken = true;
+		if (disturbed(f->s) && same_text(n, name)) {
+			*taken = false;
 			break;
+		}
 	}
 	return NULL;
+}
+
+/*
+ * Makes a place for one more name of a key.  Of two names with one key, a link
+ * made since the keys were taken and the name that was there before, either may
+ * be met first, and the older one must not be missed.
+ */
+static struct scan_name *extra_slot(struct fill *f)
+{
+	u32 at = f->base + f->nr + f->extra;
+
+	if (at >= f->s->room && make_room(f->s, max(2 * f->s->room, 32U)))
+		return NULL;
+	f->extra++;
+	return &f->s->names[at];
 }
 
 static int place_name(struct fill *f, u64 key, u32 ino, u8 type,
 		      const struct fscrypt_str *name)
 {
-	struct scan_name *n = key_slot(f, key, name);
+	bool taken = false;
+	struct scan_name *n = key_slot(f, key, name, &taken);
 
-	if (!n) {
+	if (n) {
+		f->found++;
+	} else if (taken && keys_aged(f->s)) {
+		n = extra_slot(f);
+		if (!n)
+			return -ENOMEM;
+	} else {
 		f->stray++;
 		return 0;
 	}
-	f->found++;
 	return set_name(f->s, n, key, ino, type, name->name, name->len);
 }
 
@@ -584,6 +617,7 @@ static void start_finding(struct fill *f)
 	memset(&f->s->names[f->base], 0, f->nr * sizeof(*f->s->names));
 	f->found = 0;
 	f->stray = 0;
+	f->extra = 0;
 }
 
 /*
@@ -661,10 +695,21 @@ static void pass_by(struct fill *f)
 	struct scan_name *n = &f->s->names[f->base];
 	u32 i, nr = 0;
 
-	for (i = 0; i < f->nr; i++)
+	for (i = 0; i < f->nr + f->extra; i++)
 		if (n[i].name)
 			n[nr++] = n[i];
 	f->nr = nr;
+}
+
+/* Names that were moved to another block meanwhile have been met twice. */
+static void once_each(struct ext4_itree_scan *s)
+{
+	u32 i, nr = 0;
+
+	for (i = 0; i < s->nr; i++)
+		if (!nr || cmp_names(&s->names[nr - 1], &s->names[i]))
+			s->names[nr++] = s->names[i];
+	s->nr = nr;
 }
 
 /* Equal keys got their names as they were met: put them in order. */
@@ -706,9 +751,16 @@ static int name_keys(struct fill *f, u64 lo)
 /* Makes a window of the names that have been found. */
 static void keep_named(struct fill *f)
 {
+	struct ext4_itree_scan *s = f->s;
+
 	pass_by(f);
-	sort_runs(f);
-	f->s->nr += f->nr;
+	if (!f->extra)
+		sort_runs(f);
+	s->nr += f->nr;
+	if (f->extra) {
+		sort(s->names, s->nr, sizeof(*s->names), cmp_names, NULL);
+		once_each(s);
+	}
 }
 
 static int fill_from_tree(struct fill *f, u64 lo)
@@ -893,17 +945,6 @@ static int select_bound(struct fill *f, u64 lo)
 	kvfree(f->keys);
 	f->keys = NULL;
 	return err;
-}
-
-/* Names that were moved to another block meanwhile have been met twice. */
-static void once_each(struct ext4_itree_scan *s)
-{
-	u32 i, nr = 0;
-
-	for (i = 0; i < s->nr; i++)
-		if (!nr || cmp_names(&s->names[nr - 1], &s->names[i]))
-			s->names[nr++] = s->names[i];
-	s->nr = nr;
 }
 
 static int fill_by_sorting(struct fill *f, u64 lo)

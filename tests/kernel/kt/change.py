@@ -102,8 +102,8 @@ def removed_of(g: Guest, d: str, names: list[str], buf: int) -> list[str]:
     return [name for name in names if name not in gone]
 
 
-def renamed(g: Guest) -> None:
-    """A name renamed to one with the same hash, and so with the same key, gets no dentry of the inode it had."""
+def fill_pairs(g: Guest) -> tuple[str, list[list[str]]]:
+    """A directory, and pairs of names with equal hashes: the first of each is there, behind all others."""
     d, _ = fill(g, g.p["n"] // 5)
     g.t("collide", "--dir", g.path("pairs"), "--model", g.model(), "--m", 1500000, "--n", 200,
         "--plan", SEED_WORDS, timeout=120)  # fmt: skip
@@ -113,6 +113,34 @@ def renamed(g: Guest) -> None:
     pairs = [sorted(names)[:2] for names in links.values()]
     for old, _new in pairs:
         os.mknod(os.path.join(d, old))
+    return d, pairs
+
+
+def linked(g: Guest) -> None:
+    """A link made ahead of the reader, with the key of a name that it had noted, does not take that name's place."""
+    d, pairs = fill_pairs(g)
+    calls = 0
+
+    def change(seen: list[str]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            g.equal([old for old, _new in pairs if old in seen], [], "names that came too soon for this test")
+            # The links come into these places, before the names whose keys they have.
+            for name in set(seen) - {".", ".."}:
+                os.unlink(os.path.join(d, name))
+            for old, new in pairs:
+                os.link(os.path.join(d, old), os.path.join(d, new))
+
+    got, _ = listing(g, d, 8192, change)
+    g.want(calls > 10, f"only {calls} calls")
+    g.equal([old for old, _new in pairs if old not in got], [], "names missed")
+    g.equal(len(got), len(set(got)), "names twice")
+
+
+def renamed(g: Guest) -> None:
+    """A name renamed to one with the same hash, and so with the same key, gets no dentry of the inode it had."""
+    d, pairs = fill_pairs(g)
     before = {old for old, _new in pairs}
     calls = told = renames = 0
     wrong: list[str] = []
@@ -139,6 +167,9 @@ def renamed(g: Guest) -> None:
 PARAMS = {"bs": 4096, "n": 20_000, "full": 300_000}
 MKFS = ("-b", "4096", "-N", "330000", "-I", "256", "-m", "0")
 case("reader-change", "scans", PARAMS, size="512M", cost=15, mkfs=MKFS, limit=1500)(storm)
+case(
+    "reader-change-linked", "scans", PARAMS, size="512M", cost=15, mkfs=(*MKFS, "-E", f"hash_seed={HASH_SEED}")
+)(linked)
 case("reader-change-removed", "scans", PARAMS, size="512M", cost=15, mkfs=MKFS)(removed)
 case(
     "reader-change-renamed", "scans", PARAMS, size="512M", cost=15, mkfs=(*MKFS, "-E", f"hash_seed={HASH_SEED}")

@@ -9,7 +9,8 @@ import subprocess
 from kt import change, scans
 from kt.cgroups import control_groups, join, small_group
 from kt.guest import QUIET, Guest
-from kt.misses import Reads
+from kt.misses import ITABLE, Reads
+from kt.positions import Stream
 from kt.registry import case
 
 OPTION = {"mount": "inode_order"}
@@ -110,15 +111,23 @@ case("memorder-too-large", "scans", {"n": 60000, **OPTION}, itree=False, mkfs=("
 )
 
 def one_list(g: Guest) -> None:
-    """A listing gathers the keys once: then each window visits a block at most once."""
+    """A listing gathers the keys once, in one sweep: then each window visits a block at most once."""
     g.mount()
     g.t("fill", "--dir", g.path(), "--model", g.model(), "--n", g.p["n"])
     g.again()
     blocks = os.stat(g.path()).st_size // g.p["bs"]
+    g.settle()
+    reads = Reads(g)
+    stream = Stream(g.path())
+    stream.call()
+    stream.close()
+    swept = reads.since()["blocks"]
+    g.want(len(stream.names) > 2, "no name in the first call")
+    g.want(swept <= blocks + ITABLE, f"the first names took {swept} blocks of reads, the directory has {blocks}")
     before = g.counter("visits")
     g.equal(in_order(g.path()), True, "inode order")
     visits = g.counter("visits") - before
-    g.stats |= {"blocks": blocks, "visits": visits}
+    g.stats |= {"blocks": blocks, "swept": swept, "visits": visits}
     # The list, a first window of some leaves, and a second one of all others.
     g.want(visits <= 2 * blocks + FIRST_WINDOW, f"{visits} visits of {blocks} blocks")
     g.listing()
@@ -126,6 +135,9 @@ def one_list(g: Guest) -> None:
 
 case("memorder-list", "scans", {"bs": 1024, "n": 120000, **OPTION}, itree=False, size="256M", cost=40,
      mkfs=("-b", "1024", "-N", "130000"))(one_list)  # fmt: skip
+
+case("memorder-linked", "scans", {"bs": 4096, "n": 50000, **OPTION}, itree=False, size="512M", cost=15,
+     mkfs=(*change.MKFS, "-E", f"hash_seed={change.HASH_SEED}"))(change.linked)  # fmt: skip
 
 # What listings guarantee while the directory changes.
 for _id, _func, _params, _cost in (
