@@ -15,6 +15,7 @@ import tarfile
 import tempfile
 import textwrap
 
+import publisher
 import treebuild as tb
 
 REPO = tb.REPO
@@ -40,7 +41,9 @@ class Version:
 
     epoch is in seconds since 1970 (SOURCE_DATE_EPOCH overrides it), release a
     string that sorts by time and is legal in RPM and Debian versions
-    (ITREE_RELEASE overrides it).
+    (ITREE_RELEASE overrides it). A commit with the tag vN, where N is in the
+    file VERSION, is release N; one without is N.TIME.gCOMMIT, and sorts behind
+    N and before N + 1.
     """
 
     def __init__(self):
@@ -54,8 +57,22 @@ class Version:
             epoch = epoch or seconds
             stamp = datetime.datetime.fromtimestamp(int(seconds), datetime.UTC)
             dirty = bool(run([*git, "status", "--porcelain", "--untracked-files=no"]).strip())
-            release = release or f"0.{stamp:%Y%m%d%H%M}.g{commit}{'.changed' * dirty}"
+            number = self.number()
+            tagged = f"v{number}" in run([*git, "tag", "--points-at", "HEAD"]).split()
+            snapshot = f"{number}.{stamp:%Y%m%d%H%M}.g{commit}{'.changed' * dirty}"
+            release = release or (number if tagged and not dirty else snapshot)
         self.epoch, self.release = int(epoch), release
+
+    @staticmethod
+    def number():
+        """The number of the last release; 0 before the first.
+
+        A whole one: what is built after 1.2 would be newer than 1.2.1.
+        """
+        text = re.sub("#.*", "", (REPO / "VERSION").read_text()).strip()
+        if not text.isdecimal():
+            raise tb.BuildError(f"the file VERSION says {text!r}: it wants a whole number")
+        return text
 
     @property
     def date(self):
@@ -181,9 +198,9 @@ def tarball(files, dest, epoch):
 
 
 def filled(template, **words):
-    """The text of a template with its @WORDS@ filled in; a word nobody knows is an error."""
-    text = template.read_text()
-    for word, value in words.items():
+    """The text of a template with its @WORDS@ filled in, and the publisher's; a word nobody knows is an error."""
+    text, who = template.read_text(), publisher.read()
+    for word, value in {"MAINTAINER": who.who, "HOST": who.host, **words}.items():
         text = text.replace(f"@{word}@", value)
     left = sorted(set(re.findall(r"@([A-Z]{2,})@", text)))
     if left:

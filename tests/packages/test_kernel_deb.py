@@ -11,6 +11,7 @@ import shutil
 import bootvm
 import debhost
 import debian_image
+import publisher
 import pytest
 import roots
 from conftest import KERNEL
@@ -103,7 +104,7 @@ def test_what_the_packages_say(repo):
     (meta,) = repo.glob("linux-image-itree_*.deb")
     said = roots.call("dpkg-deb", "-f", image, "Depends", "Maintainer", "Description")[1]
     assert "initramfs-tools | linux-initramfs-tool" in said and "inode tree" in said
-    assert "founders@itree.invalid" in said
+    assert publisher.read().email in said
     assert f"linux-image-{release_of(repo)} (= " in roots.call("dpkg-deb", "-f", meta, "Depends")[1]
     assert not list(repo.glob("linux-libc-dev*")), "the distribution's headers of the C library stay"
 
