@@ -12,7 +12,7 @@ OF_BASE = $(addprefix --base ,$(BASE))
 export ITREE_CMD := $(value CMD)
 
 .PHONY: help deps fetch kernel kernel-debug kernel-uml kernel-uml-fast kernel-series kernel-releases e2fsprogs vm demo test lint format clean distclean \
-	srpm rpm repo deb image image-run tools test-packages test-tools test-ansible test-image \
+	srpm rpm repo deb release image image-run tools test-packages test-tools test-ansible test-image \
 	module test-module test-stock test-bases kernel-uml-early kernel-demo xfstests soak test-core test-sources test-bench test-e2fsprogs test-vm test-kernel test-qemu test-debug test-kernel-debug fuzz-e2fsck
 
 help: ## this list
@@ -70,6 +70,9 @@ repo: ## a signed repository of both in build/packages/repo (ITREE_SIGN_KEY=FILE
 
 deb: ## .debs into build/packages/DEBS/RELEASE, a signed APT repository in build/packages/apt/RELEASE (RELEASE=trixie: another)
 	@packaging/deb/build repo $(addprefix --release ,$(RELEASE))
+
+release: $(PYTHON) ## what a web server shows, signed: repositories, appliance, collection, bill of materials, in build/release (hours)
+	@$(PYTHON) packaging/release/build
 
 module: ## ext4itree, ext4 with the itree beside the ext4 of a distribution's kernel (KERNEL=RELEASE or headers; default: the running one)
 	@kernel/module/build $(addprefix --kernel ,$(KERNEL))

@@ -217,11 +217,12 @@ class Key:
     """A GPG home with one secret key: that of a file (--key), or a test key made once and kept in a directory.
 
     The home lies in /tmp, since the agent's socket wants a short path, and goes
-    when the context ends.
+    when the context ends. Signatures bear the time epoch, or that of the key if
+    this is younger, so that the same bytes get the same signature.
     """
 
-    def __init__(self, path, keep):
-        self.path, self.keep = path, keep
+    def __init__(self, path, keep, epoch=None):
+        self.path, self.keep, self.epoch = path, keep, epoch
 
     def __enter__(self):
         self.stack = contextlib.ExitStack()
@@ -241,6 +242,8 @@ class Key:
             if not prints:
                 raise tb.BuildError(f"{source} holds no secret key: export one with gpg --export-secret-keys --armor")
             self.fingerprint = prints[0]
+            if self.epoch is not None:
+                self.epoch = max(self.epoch, *(int(k[5]) for k in keys if k[0] in ("sec", "ssb")))
             self.public = self.home / "public.asc"
             self.public.write_text(self.gpg("--armor", "--export", self.fingerprint))
             self.is_test = not self.path
@@ -252,9 +255,14 @@ class Key:
     def __exit__(self, *exc):
         self.stack.close()
 
+    @property
+    def time(self):
+        """Options of gpg that stop its clock."""
+        return [] if self.epoch is None else ["--faked-system-time", f"{self.epoch}!"]
+
     def gpg(self, *args, **kwargs):
-        return run(["gpg", "--homedir", self.home, "--batch", "--no-tty", "--quiet", "--pinentry-mode", "loopback",
-                    "--passphrase", "", *args], **kwargs)  # fmt: skip
+        return run(["gpg", *self.time, "--homedir", self.home, "--batch", "--no-tty", "--quiet",
+                    "--pinentry-mode", "loopback", "--passphrase", "", *args], **kwargs)  # fmt: skip
 
     def _make(self, dest):
         tb.say("packages", "no key was given (--key FILE): making a test key")
@@ -266,8 +274,11 @@ class Key:
 
     def sign_rpms(self, rpms):
         macros = (f"_gpg_name {self.fingerprint}", f"_gpg_path {self.home}", f"__gpg {shutil.which('gpg')}")
+        macros += (f"_gpg_sign_cmd_extra_args {' '.join(self.time)}",) if self.time else ()
         options = [word for macro in macros for word in ("--define", macro)]
         run(["rpmsign", *options, "--addsign", *rpms], env={**os.environ, "GNUPGHOME": str(self.home)})
+        for rpm in rpms if self.time else ():
+            os.utime(rpm, (self.epoch, self.epoch))
 
     def sign_file(self, path):
         """A detached, armoured signature beside the file."""
