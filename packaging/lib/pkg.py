@@ -184,17 +184,28 @@ def kernel_fragments(args, tree):
     return words
 
 
-def tarball(files, dest, epoch):
-    """Write {name: path} as a .tar.gz that depends on nothing but names, modes, contents and epoch."""
+def write_tarball(members, dest, epoch):
+    """Write a .tar.gz that depends on nothing but epoch and the members: (name, mode, bytes, or None: a directory)."""
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, path in sorted(files.items()):
+        for name, mode, data in sorted(members):
             info = tarfile.TarInfo(name)
-            data = path.read_bytes()
-            info.size, info.mtime = len(data), epoch
-            info.mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
-            tar.addfile(info, io.BytesIO(data))
+            info.type = tarfile.DIRTYPE if data is None else tarfile.REGTYPE
+            info.mode, info.size, info.mtime = mode, len(data or b""), epoch
+            tar.addfile(info, io.BytesIO(data or b""))
     dest.write_bytes(gzip.compress(raw.getvalue(), 9, mtime=0))
+
+
+def tarball(files, dest, epoch):
+    """Write {name: path} so."""
+    members = [(name, 0o755 if path.stat().st_mode & 0o100 else 0o644, path.read_bytes())
+               for name, path in files.items()]  # fmt: skip
+    write_tarball(members, dest, epoch)
+
+
+def sums(digests):
+    """The text of SHA256SUMS for {name: digest}."""
+    return "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
 
 
 def filled(template, **words):

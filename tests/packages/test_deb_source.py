@@ -1,22 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Source packages for Debian: what they hold, and that they build what we give out."""
 
-import hashlib
-import os
 import re
-import subprocess
 
 import pkg
 import pytest
+import roots
 import treebuild as tb
 from conftest import FULL, REPO
-
-
-def call(*argv, cwd, **env):
-    res = subprocess.run([str(a) for a in argv], cwd=cwd, env={**os.environ, **env}, stdin=subprocess.DEVNULL,
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)  # fmt: skip
-    assert res.returncode == 0, res.stdout
-    return res.stdout
 
 
 @pytest.fixture
@@ -25,15 +16,14 @@ def unpack(deb_repo, tmp_path):
 
     def unpacked(name):
         (dsc,) = deb_repo.glob(f"{name}_*.dsc")
-        call("dpkg-source", "--no-check", "-x", dsc, tmp_path / name, cwd=tmp_path)
+        roots.call("dpkg-source", "--no-check", "-x", dsc, tmp_path / name)
         return tmp_path / name
 
     return unpacked
 
 
 def digests(top, besides):
-    return {rel: hashlib.sha256((top / rel).read_bytes()).hexdigest() for rel in tb.files_below(top)
-            if not re.match(besides, str(rel))}  # fmt: skip
+    return {rel: tb.sha256_file(top / rel) for rel in tb.files_below(top) if not re.match(besides, rel)}
 
 
 def test_apt_finds_them(deb_repo):
@@ -66,7 +56,7 @@ def test_e2fsprogs_is_what_is_built(unpack, tmp_path, monkeypatch):
 )  # fmt: skip
 def test_they_build_the_same_packages(deb_repo, unpack, name, tmp_path):
     tree = unpack(name)
-    call("dpkg-buildpackage", "-b", "-us", "-uc", cwd=tree, DEB_BUILD_OPTIONS="noautodbgsym")
+    roots.call("env", "DEB_BUILD_OPTIONS=noautodbgsym", "dpkg-buildpackage", "-b", "-us", "-uc", cwd=tree)
     made = list(tmp_path.glob("*.deb"))
     assert made
     for path in made:

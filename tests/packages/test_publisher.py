@@ -7,6 +7,7 @@ import subprocess
 import pkg
 import publisher
 import pytest
+import roots
 import treebuild as tb
 from conftest import REPO
 
@@ -24,20 +25,15 @@ def other(tmp_path, monkeypatch):
     return path
 
 
-def built(*argv):
-    res = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    assert res.returncode == 0, res.stdout
-
-
 def test_debs_name_the_publisher(other, tmp_path):
-    built(REPO / "packaging/deb/build", "deb", "itree-storage-server", "--out", tmp_path / "out")
+    roots.call(REPO / "packaging/deb/build", "deb", "itree-storage-server", "--out", tmp_path / "out")
     (path,) = (tmp_path / "out").rglob("*.deb")
     said = subprocess.run(["dpkg-deb", "--info", path], capture_output=True, text=True, check=True).stdout
     assert "Maintainer: Example GmbH <a@b.example>" in said and "invalid" not in said
 
 
 def test_rpms_name_the_publisher(other, tmp_path):
-    built(REPO / "packaging/rpm/build", "srpm", "itree-storage-server", "--out", tmp_path / "out")
+    roots.call(REPO / "packaging/rpm/build", "srpm", "itree-storage-server", "--out", tmp_path / "out")
     (path,) = (tmp_path / "out").rglob("*.rpm")
     argv = ["rpm", "-qp", "--nosignature", "--qf", "%{BUILDHOST} %{URL}\n[%{CHANGELOGNAME}\n]", path]
     said = subprocess.run(argv, capture_output=True, text=True, check=True)
@@ -50,7 +46,7 @@ def test_nothing_else_names_one():
     found = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=True).stdout.splitlines()
     left = [t for t in found if not re.search(r":\d+:(From|Signed-off-by): ", t)]
     assert {t.split(":")[0] for t in left} <= {"packaging/publisher.conf", "MAINTAINERS", "ansible/galaxy.yml"}, left
-    built(REPO / "packaging/publisher", "--check")
+    roots.call(REPO / "packaging/publisher", "--check")
 
 
 def test_it_writes_the_other_files(other):

@@ -34,7 +34,7 @@ def made(tmp_path_factory):
 
 
 def files(top):
-    return {str(rel): (top / rel).read_bytes() for rel in tb.files_below(top)}
+    return {rel: (top / rel).read_bytes() for rel in tb.files_below(top)}
 
 
 def test_its_checksums_are_signed_and_right(made, tmp_path):

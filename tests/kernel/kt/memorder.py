@@ -110,6 +110,7 @@ case("memorder-too-large", "scans", {"n": 60000, **OPTION}, itree=False, mkfs=("
     too_large
 )
 
+
 def one_list(g: Guest) -> None:
     """A listing gathers the keys once, in one sweep: then each window visits a block at most once."""
     g.mount()
