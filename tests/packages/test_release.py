@@ -85,3 +85,9 @@ def test_nothing_else_is_replaced(tmp_path):
 
 def test_unknown_package(tmp_path):
     assert "there is no package linux" in release(tmp_path / "out", tmp_path / "packages", "linux", ok=False)
+
+
+def test_a_part_without_packages(tmp_path):
+    """A builder that is given no name builds everything."""
+    said = release(tmp_path / "out", tmp_path / "packages", "itree-release", ok=False)
+    assert "bookworm: none of itree-release is built for it" in said and not (tmp_path / "packages").exists()
