@@ -124,14 +124,15 @@ def build_root(release, packages):
 def run_in(root, argv, env, shown=(), writable=()):
     """Run a command in a root and return its exit code.
 
-    The directories in shown, and those in writable, are there under the names that they have here; what the command
+    The paths in shown, and those in writable, are there under the names that they have here; what the command
     leaves elsewhere goes, but what it leaves in the root stays. Mounts are in a namespace of their own.
     """
     with tempfile.TemporaryDirectory(prefix="itree-build-") as scratch:
         steps = ["set -e", f'mount --bind "{scratch}" "{root}/tmp"', f'mount -t proc proc "{root}/proc"',
                  f'mount --rbind /dev "{root}/dev"']  # fmt: skip
         for path, read_only in [*((p, True) for p in shown), *((p, False) for p in writable)]:
-            steps.append(f'mkdir -p "{root}{path}" && mount --bind "{path}" "{root}{path}"')
+            make = "mkdir -p" if pathlib.Path(path).is_dir() else "install -D /dev/null"
+            steps.append(f'{make} "{root}{path}" && mount --bind "{path}" "{root}{path}"')
             if read_only:
                 steps.append(f'mount -o remount,bind,ro "{root}{path}"')
         steps.append(f'exec chroot "{root}" "$@"')
