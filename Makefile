@@ -71,8 +71,8 @@ repo: ## a signed repository of both in build/packages/repo (ITREE_SIGN_KEY=FILE
 deb: ## .debs into build/packages/DEBS/RELEASE, a signed APT repository in build/packages/apt/RELEASE (RELEASE=trixie: another)
 	@packaging/deb/build repo $(addprefix --release ,$(RELEASE))
 
-release: $(PYTHON) ## what a web server shows, signed: repositories, appliance, collection, bill of materials, in build/release (hours)
-	@$(PYTHON) packaging/release/build
+release: $(PYTHON) ## what a web server shows, signed: repositories, appliance, collection, bill of materials, in build/release (hours; PART=bookworm, NAME='e2fsprogs ext4itree': less)
+	@$(PYTHON) packaging/release/build $(NAME) $(addprefix --part ,$(PART))
 
 module: ## ext4itree, ext4 with the itree beside the ext4 of a distribution's kernel (KERNEL=RELEASE or headers; default: the running one)
 	@kernel/module/build $(addprefix --kernel ,$(KERNEL))

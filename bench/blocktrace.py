@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3 -B
 # SPDX-License-Identifier: GPL-2.0-only
 """Record the block requests that a command makes on one disk.
 

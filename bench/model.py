@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3 -B
 # SPDX-License-Identifier: GPL-2.0-only
 """Price a block trace on the disks of bench/disks.py.
 

@@ -211,7 +211,7 @@ def sums(digests):
 def filled(template, **words):
     """The text of a template with its @WORDS@ filled in, and the publisher's; a word nobody knows is an error."""
     text, who = template.read_text(), publisher.read()
-    for word, value in {"MAINTAINER": who.who, "HOST": who.host, **words}.items():
+    for word, value in {"MAINTAINER": who.who, "HOST": who.host, "URL": who.url, **words}.items():
         text = text.replace(f"@{word}@", value)
     left = sorted(set(re.findall(r"@([A-Z]{2,})@", text)))
     if left:

@@ -26,7 +26,7 @@ FULL = bool(os.environ.get("ITREE_FULL"))
 # Everything but the kernel, which has fixtures of its own. What is cheap is built
 # twice; tar and rsync cost a minute of one processor, coreutils three.
 CHEAP = ("e2fsprogs-itree", "diskorder", "itree-release", "itree-storage-server", "itree-backup",
-         "ext4itree-dkms")  # fmt: skip
+         "itree-advise", "ext4itree-dkms")  # fmt: skip
 PATCHED = ("tar-itree", "rsync-itree", *(("coreutils-itree",) if FULL else ()))
 # What is there at a higher release, too.
 AGAIN = (*CHEAP, *(PATCHED if FULL else ()))
@@ -115,7 +115,7 @@ def kernel_new(work, module_key, kernel_old):
 def deb_repo(work):
     """An APT repository of the .debs but the kernel's; tar and rsync are compiled once already, for the RPMs."""
     return debhost.build(work / "deb", "e2fsprogs", "diskorder", "itree-storage-server", "ext4itree",
-                         "itree-backup", *(PATCHED if FULL else ()))  # fmt: skip
+                         "itree-backup", "itree-advise", *(PATCHED if FULL else ()))  # fmt: skip
 
 
 @pytest.fixture(scope="session")

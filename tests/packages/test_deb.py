@@ -6,6 +6,7 @@ import re
 import socket
 
 import debhost
+import debian
 import pytest
 import roots
 from conftest import FULL, PATCHED
@@ -191,6 +192,47 @@ def test_again_says_nothing(host):
     host.apt("update")
     host.apt("install", "e2fsprogs")
     assert "no file system" not in host.apt("install", "--reinstall", "e2fsprogs")
+
+
+def test_keyring(host):
+    """Without an address the repository is off; the package takes its files with it."""
+    host.run("dpkg -i /repo/itree-archive-keyring.deb && cmp /usr/share/keyrings/itree-archive-keyring.asc "
+             "/repo/itree-archive-keyring.asc")  # fmt: skip
+    ours = host.root / "etc/apt/sources.list.d/itree.sources"
+    assert "\nEnabled: no\n" in ours.read_text() and "Set URIs" in ours.read_text()
+    asked = "apt-get update --print-uris"
+    assert "itree" not in host.run(asked)
+    # As the comment in the file says; the admin's change outlives an upgrade.
+    host.run(
+        "sed -i 's,^URIs: .*,URIs: file:/repo,; s/^Enabled: no/Enabled: yes/' /etc/apt/sources.list.d/itree.sources"
+    )
+    assert "'file:/repo/./InRelease'" in host.run(asked)
+    host.run("dpkg -i --force-confold /repo/itree-archive-keyring.deb")
+    assert "file:/repo" in ours.read_text()
+    host.apt("purge", "itree-archive-keyring")
+    assert not ours.exists() and not (host.root / "usr/share/keyrings/itree-archive-keyring.asc").exists()
+    assert host.run("dpkg --audit") == ""
+
+
+def test_a_build_elsewhere_sees_files_and_directories(host, tmp_path):
+    """A key or a publisher's file is one file, and lies where the root has nothing."""
+    (tmp_path / "publisher.conf").write_text("text")
+    (tmp_path / "sources").mkdir()
+    paths = [tmp_path / "publisher.conf", tmp_path / "sources"]
+    script = f"grep -q text {paths[0]} && test -d {paths[1]} && ! touch {paths[0]} 2>/dev/null"
+    assert debian.run_in(host.root, ["sh", "-c", script], {}, paths) == 0
+
+
+def test_advise(host):
+    """Runs, leaves nothing behind, completes."""
+    host.apt("update")
+    host.apt("install", "itree-advise")
+    assert "--min-blocks" in host.run("itree-advise --help") and host.run("man -w itree-advise")
+    assert "itree-advise" in host.run("itree-advise /proc 2>&1", ok=(1,))
+    said = host.run("bash -c '. /usr/share/bash-completion/completions/itree-advise; complete -p itree-advise'")
+    assert "-F _longopt itree-advise" in said
+    host.apt("purge", "itree-advise")
+    assert not (host.root / "usr/share/itree-advise").exists()
 
 
 def refused(host, pattern, *args):

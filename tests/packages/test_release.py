@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import publisher
 import pytest
 import treebuild as tb
 from conftest import REPO
@@ -55,6 +56,30 @@ def test_its_parts(made):
         assert [n for n in there if n.startswith(start) and n.endswith(end)], (start, end)
     said = there["README"].decode()
     assert "It lacks trixie.\nIt lacks image.\n" in said.replace("\n\n", "\n") and f"only {', '.join(NAMES)}." in said
+
+
+def test_advise_runs_without_installing(made, tmp_path):
+    """From another directory, by the host's Python alone."""
+    argv = ["/usr/bin/python3", "-I", made[0] / "itree-advise.pyz"]
+    res = subprocess.run([*argv, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "--min-blocks" in res.stdout
+    res = subprocess.run([*argv, "/proc"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert res.returncode == 1 and "/proc" in res.stderr and "Traceback" not in res.stderr, res
+
+
+def test_hosts_meet_the_repositories_by_names_without_a_version(made):
+    for stable, start in (("apt/bookworm/itree-archive-keyring.deb", "apt/bookworm/itree-archive-keyring_"),
+                          ("rpm/itree-release.rpm", "rpm/itree-release-1-0.1.noarch")):  # fmt: skip
+        contents = files(made[0])
+        (versioned,) = [name for name in contents if name.startswith(start)]
+        assert contents[stable] == contents[versioned]
+    listed = contents["apt/bookworm/Packages"].decode()
+    assert listed.count("Package: itree-archive-keyring\n") == 1
+    argv = ["dpkg-deb", "--fsys-tarfile", made[0] / "apt/bookworm/itree-archive-keyring.deb"]
+    tar = subprocess.run(argv, capture_output=True, check=True).stdout
+    argv = ["tar", "-xO", "./etc/apt/sources.list.d/itree.sources"]
+    text = subprocess.run(argv, input=tar, capture_output=True, check=True).stdout.decode()
+    assert f"URIs: {publisher.read().url}apt/bookworm\n" in text and "Enabled: yes\n" in text
 
 
 def test_twice_the_same_bytes(made, tmp_path):
