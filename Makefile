@@ -13,7 +13,7 @@ export ITREE_CMD := $(value CMD)
 
 .PHONY: help deps fetch kernel kernel-debug kernel-uml kernel-uml-fast kernel-series kernel-releases e2fsprogs vm demo test lint format clean distclean \
 	srpm rpm repo deb release image image-run tools test-packages test-tools test-ansible test-image \
-	module test-module test-stock test-bases kernel-uml-early kernel-demo xfstests soak test-core test-sources test-bench test-e2fsprogs test-vm test-kernel test-qemu test-debug test-kernel-debug fuzz-e2fsck
+	module test-module test-stock test-bases kernel-uml-early kernel-demo xfstests soak site test-core test-docs test-sources test-bench test-e2fsprogs test-vm test-kernel test-qemu test-debug test-kernel-debug fuzz-e2fsck
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -74,6 +74,9 @@ deb: ## .debs into build/packages/DEBS/RELEASE, a signed APT repository in build
 release: $(PYTHON) ## what a web server shows, signed: repositories, appliance, collection, bill of materials, in build/release (hours; PART=bookworm, NAME='e2fsprogs ext4itree': less)
 	@$(PYTHON) packaging/release/build $(NAME) $(addprefix --part ,$(PART))
 
+site: $(PYTHON) ## the documentation and the man pages as a static site in build/site, by MkDocs; a broken link is an error
+	@$(PYTHON) docs/site/build
+
 module: ## ext4itree, ext4 with the itree beside the ext4 of a distribution's kernel (KERNEL=RELEASE or headers; default: the running one)
 	@kernel/module/build $(addprefix --kernel ,$(KERNEL))
 
@@ -94,6 +97,9 @@ test-core: ## the tree algorithm: unit, model, failure injection, fuzzing, under
 
 test-sources: $(PYTHON) ## fetching and checking the pristine sources, and laying ours over them
 	@tests/run tests/sources
+
+test-docs: $(PYTHON) ## the site of the documentation: links, navigation, man pages, a phone's width
+	@tests/run tests/docs
 
 test-bench: $(PYTHON) ## the measuring tools themselves
 	@tests/run tests/bench
