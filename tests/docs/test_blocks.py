@@ -67,8 +67,13 @@ def check(done, block):
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_each_block_is_marked(block):
     """By a comment that says where a test runs it, or why none does."""
-    assert block.roots or block.why, f"{block} has no mark before it; see tests/docs/blocks.py\n{block.text}"
+    assert block.roots or block.copy or block.why, (
+        f"{block} has no mark before it; see tests/docs/blocks.py\n{block.text}"
+    )
     assert set(block.roots) <= {*debian.RELEASES, "dnf", "vm"}, block
+    if block.copy:
+        there = {line for b in BLOCKS if b.page == block.copy and not b.copy for line in b.text.splitlines()}
+        assert set(block.text.splitlines()) <= there, f"{block} differs from {block.copy}"
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
@@ -274,7 +279,8 @@ def vm_page(work, web, page):
         with open(path, "wb") as handle:
             handle.truncate(256 << 20)
     # The machine has no network.
-    words = {"URL": f"file://{work}/web/bookworm-1", "DEVICE": f"/dev/{uml.disk_name(0)}", "MOUNTPOINT": "/srv/mail"}
+    words = {"URL": f"file://{work}/web/bookworm-1", "DEVICE": f"/dev/{uml.disk_name(0)}", "MOUNTPOINT": "/srv/mail",
+             "DIRECTORY": "new"}  # fmt: skip
     text = (
         FILL.replace("SBIN", str(SBIN)).replace("OTHER", f"/dev/{uml.disk_name(1)}")
         + script(some, words, "plain")
@@ -314,7 +320,10 @@ def test_marks(tmp_path):
     (tmp_path / "page.md").write_text(
         MARKED.format(mark="run: vm, from a volume without the feature", second="x")
         + MARKED.format(mark="not run: a reason", second="x") + MARKED.format(mark="run: mars", second="x")
+        + MARKED.format(mark="as in: README.md", second="x")
     )  # fmt: skip
     some = blocks.read(tmp_path / "page.md", tmp_path)
-    assert [(b.roots, b.plain, b.why) for b in some] == [(("vm",), True, None), ((), False, "a reason"),
-                                                         (("mars",), False, None)]  # fmt: skip
+    assert [(b.roots, b.plain, b.copy, b.why) for b in some] == [
+        (("vm",), True, None, None), ((), False, None, "a reason"), (("mars",), False, None, None),
+        ((), False, "README.md", None),
+    ]  # fmt: skip

@@ -119,7 +119,7 @@ def test_faults_of_pages_stop_the_build(tmp_path, copy):
     assert f"docs/glossary.md:{first + 2}: the link to admin.md#gone leads nowhere" in said
     assert f"docs/glossary.md:{first + 4}: the picture pictures/gone.png" in said
     assert f"docs/glossary.md:{first + 8}: the link to #gone leads nowhere" in said
-    assert "not included in the \"nav\" configuration:\n  - docs/unlisted.md" in said
+    assert 'not included in the "nav" configuration:\n  - docs/unlisted.md' in said
     assert "'docs/targets.md' is included in the 'nav' configuration, which is not found" in said
 
 
