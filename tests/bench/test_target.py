@@ -30,6 +30,7 @@ pytestmark = pytest.mark.timeout(3600)
 
 @needs_kernel
 @needs_mke2fs
+@pytest.mark.skipif(lab.kernel_is_program(), reason="the script reads /dev/vda, a disk of QEMU")
 def test_the_recorder_sees_every_request(tmp_path, monkeypatch):
     """Direct reads of known size and place: 16 of 64 KiB in a row, 1 far away, 4 written."""
     monkeypatch.setenv("ITREE_CACHE", str(tmp_path / "cache"))
