@@ -11,7 +11,7 @@ OF_BASE = $(addprefix --base ,$(BASE))
 # As it was typed: make leaves the $ in it alone.
 export ITREE_CMD := $(value CMD)
 
-.PHONY: help deps fetch kernel kernel-debug kernel-uml kernel-uml-fast kernel-series kernel-releases e2fsprogs vm demo test lint format clean distclean \
+.PHONY: help deps fetch kernel kernel-debug kernel-uml kernel-uml-fast kernel-series kernel-releases e2fsprogs vm demo test test-quick lint format clean distclean \
 	srpm rpm repo deb release image image-run tools test-packages test-tools test-ansible test-image \
 	module test-module test-stock test-bases kernel-uml-early kernel-demo xfstests soak site test-core test-docs test-sources test-bench test-e2fsprogs test-vm test-kernel test-qemu test-debug test-kernel-debug fuzz-e2fsck
 
@@ -92,11 +92,14 @@ demo: $(PYTHON) ## the main job: list and back up a huge directory, tree ignored
 test: $(PYTHON) ## every suite, one line each, then the total
 	@tests/all
 
+test-quick: $(PYTHON) ## before you send a patch: tests of what changed since BASE=REF, a sample of the others, in MINUTES=10 after the builds
+	@tests/all --quick $(addprefix --base ,$(BASE)) $(addprefix --minutes ,$(MINUTES))
+
 test-core: ## the tree algorithm: unit, model, failure injection, fuzzing, under sanitizers
 	@$(MAKE) -C tests/core test
 
 test-sources: $(PYTHON) ## fetching and checking the pristine sources, and laying ours over them
-	@tests/run tests/sources
+	@tests/run tests/sources tests/runner
 
 test-docs: $(PYTHON) ## the site of the documentation: links, navigation, man pages, a phone's width
 	@tests/run tests/docs
