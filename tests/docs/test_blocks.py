@@ -122,7 +122,7 @@ def release(work, web, part, packages=PACKAGES):
 def debian_root(work, name):
     """A root of a Debian release as its installer leaves it, with curl; a function that runs a shell script in it."""
     root = work / f"root-{name}"
-    debian.make_root(name, ["curl", "ca-certificates"], root)
+    debian.make_root(name, ["curl", "ca-certificates", "e2fsprogs-l10n"], root)
     (root / "etc/apt/apt.conf.d/90-test").write_text(
         'APT::Get::Assume-Yes "true";\nDpkg::Use-Pty "0";\nAcquire::http::Proxy::127.0.0.1 "DIRECT";\n'
     )
