@@ -101,7 +101,7 @@ test-core: ## the tree algorithm: unit, model, failure injection, fuzzing, under
 test-sources: $(PYTHON) ## fetching and checking the pristine sources, and laying ours over them
 	@tests/run tests/sources tests/runner
 
-test-docs: $(PYTHON) ## the site of the documentation: links, navigation, man pages, a phone's width
+test-docs: $(PYTHON) ## commands of README and docs, run as written; the site: links, navigation, man pages, a phone's width
 	@tests/run tests/docs
 
 test-bench: $(PYTHON) ## the measuring tools themselves
