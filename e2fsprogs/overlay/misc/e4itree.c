@@ -371,7 +371,7 @@ static void usage(FILE *to)
 "\n"
 "  -r, --recursive     all directories below too, on the same file system\n"
 "      --min-blocks N  build, pack: only directories of at least N blocks (16)\n"
-"  -f, --force         build: rebuild trees that exist; pack: even for little gain\n"
+"  -f, --force         build: rebuild trees that exist; pack: for any gain\n"
 "      --pace N        pack: be at work for at most N percent of the time (100)\n"
 "      --verify        stat: read the whole tree and report how full it is\n"
 "      --min-files N   arrange: only directories of at least N small files (64)\n"
