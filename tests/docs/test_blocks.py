@@ -3,13 +3,11 @@
 
 import contextlib
 import functools
-import http.server
 import os
 import re
 import shutil
 import subprocess
 import sys
-import threading
 
 import blocks
 import debian
@@ -17,6 +15,7 @@ import pytest
 import roots
 import uml
 import vm
+import webserver
 from conftest import FULL, REPO
 
 PAGES = (REPO / "README.md", *sorted((REPO / "docs").rglob("*.md")))
@@ -42,11 +41,9 @@ def script(some, words, reset="false"):
         body = block.text
         for word, value in words.items():
             body = re.sub(rf"\b{re.escape(word)}\b", value, body)
-        # Each line as if typed: the first that fails ends the block.
-        body = "\n".join(
-            f"( {line} ) || exit" for line in body.splitlines() if line.strip() and line.lstrip()[0] != "#"
-        )
-        body = re.sub(r"(?m)\s+#\s.*? \) \|\| exit$", " ) || exit", body)
+        # Each line as if typed: the first that fails ends the block. The shell reads a comment to the end of its line.
+        lines = [line for line in body.splitlines() if line.strip() and line.lstrip()[0] != "#"]
+        body = "\n".join(f"( {line}\n) || exit" for line in lines)
         text += f"{reset}\n" * block.plain
         text += f"( set -x\n{body}\n) </dev/null 2>&1\necho '=== {number}' $?\n"
     return text
@@ -76,11 +73,6 @@ def test_each_block_is_marked(block):
         assert set(block.text.splitlines()) <= there, f"{block} differs from {block.copy}"
 
 
-class Handler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *args):
-        """Nothing: pytest shows what fails."""
-
-
 @pytest.fixture(scope="session")
 def work(tmp_path_factory):
     path = tmp_path_factory.mktemp("docs")
@@ -93,11 +85,8 @@ def work(tmp_path_factory):
 def web(work):
     """The address of a web server on loopback that shows work/web, ending in a slash."""
     (work / "web").mkdir()
-    handler = functools.partial(Handler, directory=str(work / "web"))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
+    with webserver.show(work / "web") as address:
+        yield address
 
 
 @functools.cache
@@ -181,15 +170,18 @@ def test_bookworm_is_as_before(work, web):
     as_before(work, web, "bookworm")
 
 
+needs_trixie = pytest.mark.skipif(not FULL, reason="its packages are built in a root of Debian 13: ITREE_FULL=1")
+
+
 @needs_root
-@pytest.mark.skipif(not FULL, reason="its packages are built in a root of Debian 13: ITREE_FULL=1")
+@needs_trixie
 @in_root("trixie")
 def test_trixie(work, web, block):
     check(debian_door(work, web, "trixie")[0], block)
 
 
 @needs_root
-@pytest.mark.skipif(not FULL, reason="its packages are built in a root of Debian 13: ITREE_FULL=1")
+@needs_trixie
 def test_trixie_is_as_before(work, web):
     as_before(work, web, "trixie")
 
@@ -279,17 +271,11 @@ def vm_page(work, web, page):
     for path in disks:
         with open(path, "wb") as handle:
             handle.truncate(256 << 20)
+    device, other = (f"/dev/{uml.disk_name(n)}" for n in range(2))
     # The machine has no network.
-    words = {"URL": f"file://{work}/web/bookworm-1", "DEVICE": f"/dev/{uml.disk_name(0)}", "MOUNTPOINT": "/srv/mail",
-             "DIRECTORY": "new"}  # fmt: skip
-    text = (
-        FILL.replace("SBIN", str(SBIN)).replace("OTHER", f"/dev/{uml.disk_name(1)}")
-        + script(some, words, "plain")
-        + AFTER
-    )
-    res = vm.run(
-        text.replace("DEVICE", f"/dev/{uml.disk_name(0)}"), kernel=KERNEL, disks=disks, memory="512M", timeout=300
-    )
+    words = {"URL": f"file://{work}/web/bookworm-1", "MOUNTPOINT": "/srv/mail", "DIRECTORY": "new"}
+    text = FILL.replace("SBIN", str(SBIN)).replace("OTHER", other) + script(some, words, "plain") + AFTER
+    res = vm.run(text.replace("DEVICE", device), kernel=KERNEL, disks=disks, memory="512M", timeout=300)
     return results(some, res.stdout), res
 
 

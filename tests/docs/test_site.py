@@ -1,23 +1,21 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """The site that `make site` builds. Pictures of it go to build/tests/docs."""
 
-import functools
 import hashlib
-import http.server
 import re
 import shutil
 import subprocess
 import sys
-import threading
 
+import chromium
 import links
 import pages
 import pytest
+import webserver
 from conftest import REPO
 
 BUILD = REPO / "docs" / "site" / "build"
 PICTURES = REPO / "build" / "tests" / "docs"
-SIZES = {"desk": (1200, 900), "phone": (390, 844)}
 
 
 def build(out, source=REPO):
@@ -165,56 +163,28 @@ def test_make_lists_it():
     assert re.search(r"^  make site +\w", res.stdout, re.M)
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture(scope="module")
 def address(site):
     """The site below a path of a web server, as it may be in use."""
-    handler = functools.partial(Quiet, directory=site.parent)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/{site.name}/"
-        server.shutdown()
-        thread.join()
+    with webserver.show(site.parent) as top:
+        yield f"{top}{site.name}/"
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    webdriver = pytest.importorskip("selenium.webdriver")
-    for program in ("chromium", "chromedriver"):
-        if not shutil.which(program):
-            pytest.skip(f"needs {program}: make deps installs it")
-    profile = tmp_path_factory.mktemp("profile")
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium")
-    options.page_load_strategy = "eager"
-    for word in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", f"--user-data-dir={profile}"):
-        options.add_argument(word)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
-    yield driver
-    driver.quit()
+    with chromium.start(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
 
 
-def resize(browser, size):
-    width, height = SIZES[size]
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
-        "width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == "phone"})  # fmt: skip
-
-
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", chromium.SIZES)
 def test_two_pages_in_a_browser(browser, address, size):
     """The theme runs without an error and loads nothing from another host; take pictures."""
-    resize(browser, size)
+    chromium.resize(browser, size)
     PICTURES.mkdir(parents=True, exist_ok=True)
     for name in ("index.html", "docs/admin.html"):
         browser.get(address + name)
         browser.execute_async_script("setTimeout(arguments[0], 500)")
-        assert browser.execute_script("return document.documentElement.scrollWidth") <= SIZES[size][0]
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= chromium.SIZES[size][0]
         loaded = browser.execute_script("return performance.getEntriesByType('resource').map(e => e.name)")
         assert len(loaded) > 3
         assert not [url for url in loaded if not url.startswith((address, "data:"))]
@@ -227,21 +197,21 @@ def test_search_has_an_answer(browser, address):
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import WebDriverWait
 
-    resize(browser, "desk")
+    chromium.resize(browser, "desk")
     browser.get(address + "docs/admin.html?q=bigalloc")
     WebDriverWait(browser, 20).until(lambda b: b.find_elements(By.CSS_SELECTOR, ".md-search-result__item"))
 
 
 def test_no_page_is_wider_than_a_phone(browser, site, address):
     """Wide tables and long lines of code scroll in boxes of their own, also without scripts, which take most time."""
-    resize(browser, "phone")
+    chromium.resize(browser, "phone")
     browser.execute_cdp_cmd("Network.enable", {})
     browser.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["*.js", "*.png"]})
     wide = {}
     for path in sorted(site.rglob("*.html")):
         browser.get(address + str(path.relative_to(site)))
         width = browser.execute_script("return document.documentElement.scrollWidth")
-        if width > SIZES["phone"][0]:
+        if width > chromium.SIZES["phone"][0]:
             wide[path.name] = width
     browser.execute_cdp_cmd("Network.setBlockedURLs", {"urls": []})
     assert not wide

@@ -22,6 +22,7 @@ sys.path[:0] = [
     str(APPLIANCE / "usr" / "lib" / "itree-backup"),
     str(pathlib.Path(__file__).parent),
     str(REPO / "packaging" / "lib"),
+    str(REPO / "tests" / "vm"),
 ]
 sys.dont_write_bytecode = True
 

@@ -4,50 +4,31 @@
 import datetime
 import json
 import os
-import shutil
 
+import chromium
 import pytest
 from conftest import REPO
 from test_page import PASSWORD, mx1, page  # noqa: F401
 
 selenium = pytest.importorskip("selenium")
-from selenium import webdriver  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 
 PICTURES = REPO / "build" / "tests" / "image"
-SIZES = {"desk": (1200, 900), "phone": (390, 844)}
 
 
 @pytest.fixture
 def browser(tmp_path):
-    for program in ("chromium", "chromedriver"):
-        if not shutil.which(program):
-            pytest.skip(f"needs {program}: make deps installs it")
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium")
-    options.accept_insecure_certs = True
-    for word in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", f"--user-data-dir={tmp_path}/profile"):
-        options.add_argument(word)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    options.add_experimental_option("prefs", {"download.default_directory": str(tmp_path / "downloads")})
-    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
-    yield driver
-    driver.quit()
-
-
-def resize(browser, size):
-    width, height = SIZES[size]
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
-        "width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == "phone"})  # fmt: skip
+    with chromium.start(tmp_path / "profile", **{"download.default_directory": str(tmp_path / "downloads")}) as driver:
+        yield driver
 
 
 def look(browser, name, size):
     """Fail if the page is wider than the window or the browser complained; take a picture."""
-    resize(browser, size)
+    chromium.resize(browser, size)
     widest = browser.execute_script("return document.documentElement.scrollWidth")
     PICTURES.mkdir(parents=True, exist_ok=True)
     browser.save_screenshot(str(PICTURES / f"page-{name}-{size}.png"))
-    assert widest <= SIZES[size][0], f"{name} is {widest} pixels wide in a window of {SIZES[size][0]}"
+    assert widest <= chromium.SIZES[size][0], f"{name} is {widest} pixels wide in a window of {chromium.SIZES[size][0]}"
     wrong = [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
     assert not wrong, wrong
 
@@ -68,7 +49,7 @@ def history(appliance, host):
         (meta / f"{name}.json").write_text(json.dumps(made))
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", chromium.SIZES)
 def test_from_all_hosts_to_a_file(browser, page, mx1, appliance, tmp_path, size):  # noqa: F811
     """A user gets a file back: chooses the host, a snapshot and a directory, and downloads the file."""
     history(appliance, "mx1")
@@ -76,7 +57,7 @@ def test_from_all_hosts_to_a_file(browser, page, mx1, appliance, tmp_path, size)
     appliance("run", "db1", ok=(5,))
     # As it is typed; Chromium hands the password over when it is asked for it.
     browser.get(f"https://admin:{PASSWORD.replace(' ', '%20')}@127.0.0.1:{page.port}/")
-    resize(browser, size)
+    chromium.resize(browser, size)
     assert "1 of 2 hosts needs attention" in browser.find_element(By.TAG_NAME, "h1").text
     assert "days" in browser.find_element(By.CLASS_NAME, "volume").text
     look(browser, "hosts", size)

@@ -84,6 +84,7 @@ RULES = (
     ("tests/*.md", "lint"),
     ("tests/core/*", "core"),
     ("tests/vm/test_*", "vm"),
+    ("tests/vm/chromium.py", "docs:test_site.py image:test_browser.py"),
     ("tests/vm/vm.py", "docs vm kernel qemu module stock bench packages ansible image"),
     ("tests/vm/uml.py", "docs vm kernel bench image:test_power.py"),
     ("tests/vm/stock.py", "vm module stock packages:*deb* ansible"),

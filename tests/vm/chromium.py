@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""A real browser for pages that the project makes, as wide as a desk's window or a phone."""
+
+import contextlib
+import shutil
+
+import pytest
+
+SIZES = {"desk": (1200, 900), "phone": (390, 844)}
+
+
+@contextlib.contextmanager
+def start(profile, **preferences):
+    """Run Chromium with a profile directory and its preferences; give Selenium's driver. Skip the test without it.
+
+    Certificates that no authority signed are accepted.
+    """
+    webdriver = pytest.importorskip("selenium.webdriver")
+    for program in ("chromium", "chromedriver"):
+        if not shutil.which(program):
+            pytest.skip(f"needs {program}: make deps installs it")
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium")
+    options.accept_insecure_certs = True
+    for word in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", f"--user-data-dir={profile}"):
+        options.add_argument(word)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    options.add_experimental_option("prefs", preferences)
+    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+def resize(browser, size):
+    """Make the window as large as one of SIZES."""
+    width, height = SIZES[size]
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
+        "width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == "phone"})  # fmt: skip
