@@ -7,8 +7,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import lab
 import pytest
+
+import lab
 
 ADVISE = lab.BENCH / "itree-advise"
 FILES = 12_000

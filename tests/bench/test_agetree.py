@@ -7,9 +7,10 @@ import subprocess
 import sys
 import tarfile
 
-import agetree
 import pytest
-from lab import BENCH
+
+from lab import WORKLOADS
+from workloads import agetree
 
 
 def archive(count, name="top/{}/f{}"):
@@ -27,7 +28,7 @@ def archive(count, name="top/{}/f{}"):
 
 
 def unpack(data, where, *args):
-    argv = [sys.executable, "-B", BENCH / "agetree.py", where, *args]
+    argv = [sys.executable, "-B", WORKLOADS / "agetree.py", where, *args]
     return subprocess.run(argv, input=data, capture_output=True, timeout=120, check=False)
 
 

@@ -3,11 +3,11 @@
 
 import struct
 
-import blocktrace
-import model
 import pytest
-from blocktrace import TraceError
-from model import Request
+
+from trace import blocktrace, records
+from trace.blocktrace import TraceError
+from trace.records import Request
 
 LAYOUT = """\
 name: block_rq_issue
@@ -148,5 +148,5 @@ def test_convert_checks_and_writes(tmp_path):
         blocktrace.convert(raw, trace, {**recorded, "after": stat(11, 364, 66)})
     assert not trace.exists()
     assert len(blocktrace.convert(raw, trace, recorded)) == 4
-    assert len(model.read_trace(trace)) == 4
+    assert len(records.read_trace(trace)) == 4
     assert not raw.exists()

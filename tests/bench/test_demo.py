@@ -4,12 +4,14 @@
 import argparse
 import subprocess
 
-import lab
-import model
 import pytest
 import treebuild as tb
 
-plot = pytest.importorskip("plot", reason="matplotlib is missing: run `make deps`")
+import lab
+from model import pricing
+from trace import records
+
+plot = pytest.importorskip("draw.plot", reason="matplotlib is missing: run `make deps`")
 demo = tb.load_script(lab.BENCH / "demo")
 peers = tb.load_script(lab.BENCH / "peers")
 
@@ -99,9 +101,9 @@ def test_check_wants_every_name_and_inode_order(reports, mode, key, value):
 
 
 def figures(reads, written=0):
-    requests = [model.Request(0, "R", i * 5000, 8, "x") for i in range(reads)]
-    requests += [model.Request(0, "W", i * 5000, 8, "x") for i in range(written)]
-    return {**model.summary(requests), "wall": 1.25, "commits": 1, "cpu_seconds": 1.0}
+    requests = [records.Request(0, "R", i * 5000, 8, "x") for i in range(reads)]
+    requests += [records.Request(0, "W", i * 5000, 8, "x") for i in range(written)]
+    return {**pricing.summary(requests), "wall": 1.25, "commits": 1, "cpu_seconds": 1.0}
 
 
 def test_table_of_the_demo_has_a_line_for_each_work_and_mode():
@@ -152,8 +154,8 @@ def png_size(path):
 
 def test_pictures_are_tall_and_large(tmp_path):
     plot.inode_order(tmp_path / "i.png", "t", [3, 1, 2], [1, 2, 3])
-    few = [model.Request(0, "R", i * 8, 8, "x") for i in range(3)]
-    many = [model.Request(0, "R", i * 80_000, 8, "x") for i in range(50)]
+    few = [records.Request(0, "R", i * 8, 8, "x") for i in range(3)]
+    many = [records.Request(0, "R", i * 80_000, 8, "x") for i in range(50)]
     plot.disk_addresses(tmp_path / "a.png", "t", many, few)
     plot.disk_addresses(tmp_path / "e.png", "t", [], [])
     for name in ("i.png", "a.png", "e.png"):

@@ -3,11 +3,11 @@
 
 import random
 
-import disks
-import model
 import pytest
-from disks import DISKS, NET2, NVME, SAS10K, SATA7K, Rotating, Solid
-from model import Request
+
+from model import disks, pricing
+from model.disks import DISKS, NET2, NVME, SAS10K, SATA7K, Rotating, Solid
+from trace.records import Request
 
 ROTATING = [d for d in DISKS.values() if isinstance(d, Rotating)]
 SOLID = [d for d in DISKS.values() if isinstance(d, Solid)]
@@ -58,60 +58,60 @@ def test_random_reads_a_second_follow_from_seek_and_latency(disk):
     sheet = disk.sheet
     expected = 1000 / (sheet.average_seek_ms + sheet.latency_ms + 4.096 / sheet.megabytes_per_second)
     count = 4000
-    assert count / model.price(random_reads(disk, count), disk).seconds == pytest.approx(expected, rel=0.04)
+    assert count / pricing.price(random_reads(disk, count), disk).seconds == pytest.approx(expected, rel=0.04)
 
 
 @pytest.mark.parametrize("disk", ROTATING, ids=by_name)
 def test_sequential_rate_of_a_rotating_disk(disk):
-    total = model.price(sequential(500), disk)
+    total = pricing.price(sequential(500), disk)
     assert total.bytes / total.seconds / 1e6 == pytest.approx(disk.sheet.megabytes_per_second, rel=0.01)
     assert total.queued == total.seconds
 
 
 @pytest.mark.parametrize("disk", SOLID, ids=by_name)
 def test_one_request_at_a_time_takes_the_latency_of_the_sheet(disk):
-    total = model.price(random_reads(disk, 1000), disk)
+    total = pricing.price(random_reads(disk, 1000), disk)
     assert total.seconds == pytest.approx(disk.sheet.latency_ms, rel=0.05)
 
 
 @pytest.mark.parametrize("disk", SOLID, ids=by_name)
 def test_many_requests_in_flight_reach_the_rate_of_the_sheet(disk):
     requests = 100_000
-    total = model.price(random_reads(disk, requests), disk)
+    total = pricing.price(random_reads(disk, requests), disk)
     assert requests / total.queued == pytest.approx(disk.sheet.iops, rel=0.02)
 
 
 @pytest.mark.parametrize("disk", SOLID, ids=by_name)
 def test_large_requests_in_flight_reach_the_bandwidth_of_the_sheet(disk):
-    total = model.price(sequential(3000), disk)
+    total = pricing.price(sequential(3000), disk)
     assert total.bytes / total.queued / 1e6 == pytest.approx(disk.sheet.megabytes_per_second, rel=0.01)
     assert total.queued < total.seconds
 
 
 def test_place_does_not_matter_where_nothing_moves():
     near, far = sequential(100, 4096), random_reads(NVME, 100)
-    assert model.price(near, NVME).seconds == pytest.approx(model.price(far, NVME).seconds)
-    assert model.price(far, SATA7K).seconds > 100 * model.price(near, SATA7K).seconds
+    assert pricing.price(near, NVME).seconds == pytest.approx(pricing.price(far, NVME).seconds)
+    assert pricing.price(far, SATA7K).seconds > 100 * pricing.price(near, SATA7K).seconds
 
 
 def test_writes_have_a_price_of_their_own():
     # 20 us and 4,096 bytes at 1,050 MB/s
-    assert model.price(sequential(1, 4096, "W"), NVME).seconds == pytest.approx(20e-6 + 4096 / 1.05e9)
+    assert pricing.price(sequential(1, 4096, "W"), NVME).seconds == pytest.approx(20e-6 + 4096 / 1.05e9)
 
 
 def test_the_queue_never_makes_it_slower():
-    one = model.price(sequential(1, 4096), NET2)
+    one = pricing.price(sequential(1, 4096), NET2)
     assert one.queued <= one.seconds
-    assert model.price([], NET2).queued == 0
+    assert pricing.price([], NET2).queued == 0
 
 
 def test_distance_is_summed_both_ways():
     requests = [Request(0.0, "R", 100, 8, "x"), Request(0.0, "R", 0, 8, "x")]
-    assert model.price(requests).distance == (100 + 108) * 512
+    assert pricing.price(requests).distance == (100 + 108) * 512
 
 
 def test_a_trace_is_priced_on_every_disk():
-    told = model.on_all_disks([*sequential(10, 4096), *sequential(5, 4096, "WS")])
+    told = pricing.on_all_disks([*sequential(10, 4096), *sequential(5, 4096, "WS")])
     assert set(told) == set(disks.DISKS)
     for name, seconds in told.items():
         assert 0 < seconds["reads"] < seconds["all"], name
@@ -120,4 +120,4 @@ def test_a_trace_is_priced_on_every_disk():
 
 def test_the_disk_of_the_design_is_the_default():
     requests = random_reads(SAS10K, 50)
-    assert model.price(requests) == model.price(requests, SAS10K)
+    assert pricing.price(requests) == pricing.price(requests, SAS10K)

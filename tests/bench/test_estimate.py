@@ -3,10 +3,11 @@
 
 import random
 
-import estimate
 import pytest
-from disks import NVME, SAS10K
-from estimate import Geometry
+
+from model import estimate
+from model.disks import NVME, SAS10K
+from model.estimate import Geometry
 
 # two groups of 4,096 inodes: 256 blocks of table each, 8 windows of 32 blocks
 WHERE = Geometry(4096, 256, 4096, [1000, 50_000])

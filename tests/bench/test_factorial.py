@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """The arithmetic of bench/factorial."""
 
-import lab
 import pytest
 import treebuild as tb
+
+import lab
 
 factorial = tb.load_script(lab.BENCH / "factorial")
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""That QEMU counts instructions as bench/insn.c believes, and that a copy has a second disk."""
+"""That QEMU counts instructions as bench/workloads/insn.c believes, and that a copy has a second disk."""
 
 import os
 import subprocess
 
-import lab
 import pytest
+
+import lab
 
 TOGETHER = bool(os.environ.get("ITREE_FULL")) and lab.KERNEL.exists() and (lab.E2FS / "mke2fs").exists()
 in_guest = pytest.mark.skipif(

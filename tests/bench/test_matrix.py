@@ -6,15 +6,16 @@ import json
 import subprocess
 from pathlib import Path
 
-import cells
-import images
-import lab
-import model
 import pytest
-import tables
 import treebuild as tb
-from cells import Cell
-from tables import Data
+
+import lab
+from cells import matrixcells, tables
+from cells.matrixcells import Cell
+from cells.tables import Data
+from lab import images
+from model import pricing
+from trace import records
 
 pytest.importorskip("matplotlib", reason="matplotlib is missing: run `make deps`")
 matrix = tb.load_script(lab.BENCH / "matrix")
@@ -23,8 +24,8 @@ report = tb.load_script(lab.BENCH / "report")
 
 def result(system, work, count=10_000, fill="clean", reads=100, status=0, **more):
     """A result as bench/matrix keeps it, of evenly spaced reads."""
-    requests = [model.Request(0.0, "R", i * 100_000, 8, "x") for i in range(reads)]
-    figures = {**model.summary(requests), "disks": model.on_all_disks(requests), "wall": 1.0, **more}
+    requests = [records.Request(0.0, "R", i * 100_000, 8, "x") for i in range(reads)]
+    figures = {**pricing.summary(requests), "disks": pricing.on_all_disks(requests), "wall": 1.0, **more}
     cell = Cell(system, work, count, 4096, fill)
     return {
         "cell": cell.__dict__ | {"name": cell.name},
@@ -46,23 +47,23 @@ def line(data, start, where="10,000, clean"):
 
 
 def test_every_work_and_system_of_the_issue_is_a_cell():
-    names = {c.name for c in cells.all_cells()}
-    for system in cells.SYSTEMS:
+    names = {c.name for c in matrixcells.all_cells()}
+    for system in matrixcells.SYSTEMS:
         assert f"{system}/tar/5000000/4096/aged" in names
-    for work in cells.WORKS:
+    for work in matrixcells.WORKS:
         assert f"itree/{work}/10000/0/clean" in names
-    assert len(names) == len(cells.all_cells())
+    assert len(names) == len(matrixcells.all_cells())
 
 
 def test_cells_are_picked_by_pattern():
-    picked = cells.pick(["itree/*/10000/4096/clean", "*/lstat/10000/4096/clean"])
+    picked = matrixcells.pick(["itree/*/10000/4096/clean", "*/lstat/10000/4096/clean"])
     assert {c.system for c in picked} == {"ext4", "ext4+sort", "itree", "xfs", "btrfs"}
-    assert len(picked) == len(set(picked)) == len(cells.WORKS) + 4
+    assert len(picked) == len(set(picked)) == len(matrixcells.WORKS) + 4
 
 
 def test_a_pattern_for_nothing_is_an_error():
     with pytest.raises(lab.LabError, match="nosuch"):
-        cells.pick(["nosuch/*"])
+        matrixcells.pick(["nosuch/*"])
 
 
 def test_sorted_in_user_space_goes_through_readdir_of_the_library():
@@ -73,14 +74,14 @@ def test_sorted_in_user_space_goes_through_readdir_of_the_library():
 
 
 def test_a_result_holds_until_an_input_changes(tmp_path):
-    kept = cells.Results(tmp_path)
+    kept = matrixcells.Results(tmp_path)
     cell = Cell("itree", "lstat", 10_000, 4096, "clean")
     trace = tmp_path / "t.gz"
-    model.write_trace(trace, [model.Request(0.0, "R", 8, 8, "x")])
+    records.write_trace(trace, [records.Request(0.0, "R", 8, 8, "x")])
     kept.put(cell, {"kernel": "1"}, {"status": 0}, trace)
-    assert kept.get(cell, cells.hash_of({"kernel": "1"}))["cell"]["name"] == cell.name
-    assert kept.get(cell, cells.hash_of({"kernel": "2"})) is None
-    assert model.read_trace(kept.trace(cell))[0].sector == 8
+    assert kept.get(cell, matrixcells.hash_of({"kernel": "1"}))["cell"]["name"] == cell.name
+    assert kept.get(cell, matrixcells.hash_of({"kernel": "2"})) is None
+    assert records.read_trace(kept.trace(cell))[0].sector == 8
     assert [r["cell"]["work"] for r in kept.all()] == ["lstat"]
 
 
@@ -116,7 +117,7 @@ def test_an_answer_that_cannot_be_right_is_an_error(work, right, wrong):
 
 def test_what_fails_does_not_keep_the_rest_from_being_measured(tmp_path, monkeypatch):
     args = argparse.Namespace(memory="192M", again=False, timeout=1)
-    monkeypatch.setattr(cells.Results, "__init__", lambda self: setattr(self, "where", tmp_path))
+    monkeypatch.setattr(matrixcells.Results, "__init__", lambda self: setattr(self, "where", tmp_path))
     monkeypatch.setattr(Cell, "inputs", lambda self, memory: {"cell": self.name})
     monkeypatch.setattr(lab, "compile_tools", lambda: tmp_path)
     run = matrix.Matrix(args)
@@ -128,7 +129,7 @@ def test_what_fails_does_not_keep_the_rest_from_being_measured(tmp_path, monkeyp
         done.extend(c.name for c in part)
 
     monkeypatch.setattr(run, "read", read)
-    run.run(cells.pick(["ext4/ls/10000/4096/clean", "itree/ls/10000/4096/clean"]))
+    run.run(matrixcells.pick(["ext4/ls/10000/4096/clean", "itree/ls/10000/4096/clean"]))
     assert run.failed == ["ext4/ls/10000/4096/clean"]
     assert done == ["itree/ls/10000/4096/clean"]
 
@@ -141,7 +142,7 @@ def test_works_of_one_guest_have_the_same_memory(monkeypatch, tmp_path):
     run = matrix.Matrix(args)
     parts = []
     monkeypatch.setattr(run, "read", lambda part: parts.append([(c.work, c.memory("192M")) for c in part]))
-    run.run(cells.pick(["itree/lstat/*/4096/clean", "itree/ls/*/4096/clean", "itree/tar/*/4096/clean"]))
+    run.run(matrixcells.pick(["itree/lstat/*/4096/clean", "itree/ls/*/4096/clean", "itree/tar/*/4096/clean"]))
     assert [("lstat", "192M"), ("ls", "192M"), ("tar", "192M")] in parts
     assert [("ls", "3G")] in parts
     assert all(len({memory for _, memory in part}) == 1 for part in parts)
@@ -386,11 +387,11 @@ def test_a_file_that_is_no_export_is_refused(tmp_path):
 def test_results_of_another_machine_are_taken_beside_those_at_hand(exported, tmp_path, monkeypatch):
     monkeypatch.setenv("ITREE_CACHE", str(tmp_path / "cache"))
     cell = Cell("itree", "lstat", 10_000, 4096, "clean")
-    results = cells.Results()
+    results = matrixcells.Results()
     results.put(cell, {"of": "here"}, {"status": 0}, None)
     told = json.loads(exported.read_text())["results"]
     assert matrix.take(exported) == len(told) - 1 and matrix.take(exported) == 0
-    assert results.get(cell, cells.hash_of({"of": "here"}))["status"] == 0, "what is at hand stays"
+    assert results.get(cell, matrixcells.hash_of({"of": "here"}))["status"] == 0, "what is at hand stays"
     assert {r["cell"]["name"] for r in results.all()} == {r["cell"]["name"] for r in told}
     other = next(r for r in told if r["cell"]["name"] != cell.name)
     taken = json.loads(results.path(Cell(**{k: v for k, v in other["cell"].items() if k != "name"})).read_text())
@@ -403,4 +404,4 @@ def test_what_is_no_export_is_not_taken(tmp_path, monkeypatch, text):
     (tmp_path / "x").write_text(text)
     with pytest.raises(lab.LabError, match="export"):
         matrix.take(tmp_path / "x")
-    assert cells.Results().all() == []
+    assert matrixcells.Results().all() == []

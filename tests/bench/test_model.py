@@ -3,10 +3,12 @@
 
 import gzip
 
-import model
 import pytest
-from disks import SAS10K
-from model import Request
+
+from model import pricing
+from model.disks import SAS10K
+from trace import records
+from trace.records import Request
 
 GB = 1_000_000_000
 
@@ -24,13 +26,13 @@ def test_seek_at_the_ends_and_the_middle_of_both_formulas():
 
 
 def test_nothing_costs_nothing():
-    assert model.price([]) == model.Price()
+    assert pricing.price([]) == pricing.Price()
 
 
 def test_sequential_from_zero_is_transfer_alone():
     # 75 MB in two requests, end to end: one second
     half = 75_000_000 // 2 // 512
-    total = model.price([req(0, half), req(half, half)])
+    total = pricing.price([req(0, half), req(half, half)])
     assert total.requests == 2
     assert total.seeks == 0
     assert total.seconds == pytest.approx(2 * half * 512 / 75e6)
@@ -39,7 +41,7 @@ def test_sequential_from_zero_is_transfer_alone():
 def test_one_far_request():
     # a quarter of the disk: 7.05 ms of seek and turn, 0.0546 ms of transfer
     sector = 73_242_187
-    total = model.price([req(sector, 8)])
+    total = pricing.price([req(sector, 8)])
     x = sector * 512 / 150e9
     assert total.seconds * 1000 == pytest.approx(0.4 + 7.3 * x**0.5 + 3 + 4096 / 75e6 * 1000)
     assert total.seconds * 1000 == pytest.approx(7.1046, abs=1e-3)
@@ -48,7 +50,7 @@ def test_one_far_request():
 
 def test_small_gap_is_read_through():
     # 75,264 bytes of gap (147 sectors) at 75 MB/s: 1.00352 ms, less than any seek
-    total = model.price([req(0, 8), req(8 + 147, 8)])
+    total = pricing.price([req(0, 8), req(8 + 147, 8)])
     assert total.seeks == 1
     assert total.read_through == 1
     assert total.seconds * 1000 == pytest.approx(1.00352 + 2 * 4096 / 75e3)
@@ -57,14 +59,14 @@ def test_small_gap_is_read_through():
 def test_one_pass_reads_everything_once_and_in_order():
     # twice, backwards, overlapping, and a write: 16 sectors in one piece, then 8 behind a gap of 147
     order = [req(163, 8), req(8, 8), req(0, 8), req(4, 8), req(163, 8), req(900, 8, "W")]
-    assert model.one_pass(order) * 1000 == pytest.approx(1.00352 + 3 * 4096 / 75e3)
-    assert model.price(order).seconds > 5 * model.one_pass(order)
-    assert model.one_pass([req(900, 8, "W")]) == 0
+    assert pricing.one_pass(order) * 1000 == pytest.approx(1.00352 + 3 * 4096 / 75e3)
+    assert pricing.price(order).seconds > 5 * pricing.one_pass(order)
+    assert pricing.one_pass([req(900, 8, "W")]) == 0
 
 
 def test_gap_of_2_mib_is_sought_because_that_is_less():
     # 2 MiB at 75 MB/s is 27.96 ms, a seek over it 0.4 + 7.3 * sqrt(1.398e-5) + 3 = 3.4273 ms
-    total = model.price([req(0, 8), req(8 + 4096, 8)])
+    total = pricing.price([req(0, 8), req(8 + 4096, 8)])
     assert total.seeks == 1
     assert total.read_through == 0
     assert total.seconds * 1000 == pytest.approx(3.4273 + 2 * 4096 / 75e3, abs=1e-4)
@@ -72,26 +74,26 @@ def test_gap_of_2_mib_is_sought_because_that_is_less():
 
 def test_the_lesser_of_both_turns_over_at_some_257_kb():
     # read through: 3.4096 ms * 75 kB/ms = 255.7 kB, seek 3.4095 ms
-    below = model.price([req(0, 8), req(8 + 498, 8)])
-    above = model.price([req(0, 8), req(8 + 501, 8)])
+    below = pricing.price([req(0, 8), req(8 + 498, 8)])
+    above = pricing.price([req(0, 8), req(8 + 501, 8)])
     assert (below.read_through, above.read_through) == (1, 0)
 
 
 def test_backward_is_a_seek_however_near():
-    total = model.price([req(0, 16), req(8, 8)])
+    total = pricing.price([req(0, 16), req(8, 8)])
     assert total.seeks == 1
     x = 4096 / 150e9
     assert total.seconds * 1000 == pytest.approx(0.4 + 7.3 * x**0.5 + 3 + (8192 + 4096) / 75e3, rel=1e-9)
 
 
 def test_order_is_kept():
-    near_first = model.price([req(8, 8), req(200_000_000, 8)])
-    far_first = model.price([req(200_000_000, 8), req(8, 8)])
+    near_first = pricing.price([req(8, 8), req(200_000_000, 8)])
+    far_first = pricing.price([req(200_000_000, 8), req(8, 8)])
     assert far_first.seconds > near_first.seconds
 
 
 def test_flushes_and_discards_are_not_priced():
-    total = model.summary([req(0, 0, "FF"), req(0, 800, "D"), req(0, 8), req(8, 8, "WS")])
+    total = pricing.summary([req(0, 0, "FF"), req(0, 800, "D"), req(0, 8), req(8, 8, "WS")])
     assert total["flushes"] == 1
     assert total["reads"]["requests"] == 1
     assert total["writes"]["requests"] == 1
@@ -119,18 +121,18 @@ def test_blocks_written_in_extents():
         req(5000, 16, "FWFS"),  # two
         req(0, 0, "FF"),
     ]
-    assert model.blocks_written(writes, extents, 4096) == 1 + 1 + 1 + 20 + 2
+    assert records.blocks_written(writes, extents, 4096) == 1 + 1 + 1 + 20 + 2
 
 
 def test_trace_file_round_trip(tmp_path):
     requests = [Request(0.25, "RA", 7, 8, "a b"), Request(1.5, "WS", 0, 16, "kworker/u4:1")]
     path = tmp_path / "t.gz"
-    model.write_trace(path, requests)
-    assert model.read_trace(path) == requests
+    records.write_trace(path, requests)
+    assert records.read_trace(path) == requests
 
 
 def test_trace_file_of_something_else_is_refused(tmp_path):
     path = tmp_path / "t.gz"
     path.write_bytes(gzip.compress(b"hello\n"))
     with pytest.raises(ValueError, match="not a trace"):
-        model.read_trace(path)
+        records.read_trace(path)

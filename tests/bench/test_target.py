@@ -6,8 +6,9 @@ import os
 import subprocess
 import time
 
-import lab
 import pytest
+
+import lab
 
 # What was promised is of 300,000 files, which an emulated guest takes ten minutes to make.
 FULL = bool(os.environ.get("ITREE_FULL"))

@@ -6,9 +6,10 @@ import os
 import subprocess
 import sys
 
-import lab
 import pytest
-import toolcells
+
+import lab
+from cells import toolcells
 
 DU = next(w for w in toolcells.WORKS if w.name == "du -s")
 RM = next(w for w in toolcells.WORKS if w.name == "rm -r")

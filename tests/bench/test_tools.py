@@ -8,8 +8,9 @@ import re
 import subprocess
 import time
 
-import lab
 import pytest
+
+import lab
 
 
 @pytest.fixture(scope="module")

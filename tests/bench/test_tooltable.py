@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """The table of bench/tools: runs put together, what is slower told, nothing missing hidden."""
 
-import toolcells
-import tooltable
-from toolcells import Cell
+from cells import toolcells, tooltable
+from cells.toolcells import Cell
 
 WORKS = {work.name: work for work in toolcells.WORKS}
 

@@ -67,7 +67,7 @@ RULES = (
     ("image/*", "image"),
     ("bench/README.md", "lint"),
     ("bench/memory", "tools:test_memory.py"),
-    ("bench/lab.py", "bench tools:test_file_systems.py"),
+    ("bench/lab/*", "bench tools:test_file_systems.py"),
     ("bench/*", "bench"),
     # pages
     ("docs/module.md", "docs lint packages:test_module_deb.py"),

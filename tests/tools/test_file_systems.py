@@ -11,8 +11,9 @@ import pytest
 from conftest import REPO, loop_mounted, run
 
 sys.path.insert(0, str(REPO / "bench"))
-import lab
 import roundtrip
+
+import lab
 
 ROUNDTRIP = pathlib.Path(roundtrip.__file__)
 FULL = bool(os.environ.get("ITREE_FULL"))

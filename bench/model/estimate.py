@@ -14,8 +14,9 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from disks import Disk
-from model import SECTOR, Request, price
+from model.disks import Disk
+from model.pricing import price
+from trace.records import SECTOR, Request
 
 # ext4 reads this many blocks of an inode table around the one it wants (inode_readahead_blks)
 INODE_READAHEAD = 32

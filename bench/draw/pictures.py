@@ -12,10 +12,12 @@ import matplotlib
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
-import model
-import plot
-from disks import SAS10K, Disk
 from matplotlib.ticker import FuncFormatter
+
+from draw import plot
+from model import pricing
+from model.disks import SAS10K, Disk
+from trace import records
 
 COLOURS = ("#1f618d", "#b03a2e", "#1e8449", "#b9770e", "#6c3483", "#117a65", "#5d6d7e", "#d81b60")
 SYSTEM_COLOURS = dict(zip(("itree", "ext4", "itree+tools", "ext4+sort", "xfs", "btrfs"), COLOURS, strict=False))
@@ -80,9 +82,9 @@ def bars(path: Path, title: str, values: dict[str, float], xlabel: str) -> None:
     _save(figure, path)
 
 
-def seeks(path: Path, title: str, requests: Iterable[model.Request], disk: Disk = SAS10K) -> None:
+def seeks(path: Path, title: str, requests: Iterable[records.Request], disk: Disk = SAS10K) -> None:
     """Disk address over the modelled time, a colour a process, above a histogram of what requests take."""
-    done = [(clock, req) for clock, req, _, _ in model.walk(requests, disk)]
+    done = [(clock, req) for clock, req, _, _ in pricing.walk(requests, disk)]
     figure, (upper, lower) = _figure(title, 2, 10)
     common = [comm for comm, _ in Counter(req.comm for _, req in done).most_common(PROCESSES)]
     bands = plot.Bands([req.sector for _, req in done])

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Carry out a list of steps on disks inside the guest; see bench/README.md.
 
-The job is a JSON file that bench/lab.py writes; results go to result.json
+The job is a JSON file that bench/lab/ writes; results go to result.json
 next to it after every step. A step runs one command, cold (fresh mount and
 dropped caches) or not, with the disk's requests recorded or not.
 """
@@ -17,7 +17,9 @@ import sys
 import time
 from pathlib import Path
 
-import blocktrace
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from trace import blocktrace
 
 MOUNTPOINT = Path("/run/itree-bench")
 QUEUE = ("scheduler", "rotational", "read_ahead_kb", "max_sectors_kb", "nr_requests")

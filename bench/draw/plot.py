@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-only
 """The two pictures of the demo, drawn from what the run recorded.
 
@@ -7,9 +6,7 @@ Two panels one above the other, large type, tall format: readable on a phone.
 
 from __future__ import annotations
 
-import argparse
 import bisect
-import sys
 from pathlib import Path
 
 import matplotlib
@@ -17,8 +14,10 @@ import matplotlib
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
-import model
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from model import pricing
+from trace import records
 
 IGNORED = "#b03a2e"
 USED = "#1f618d"
@@ -109,15 +108,15 @@ class Bands:
             for sector, place in ((first, at), (last, at + last - first)):
                 if not ticks or place - ticks[-1] >= close:
                     ticks.append(place)
-                    labels.append(f"{sector * model.SECTOR / 1e9:,.3f}")
+                    labels.append(f"{sector * records.SECTOR / 1e9:,.3f}")
         axis.set_yticks(ticks, labels)
         axis.set_ylim(-self.top * 0.03, self.top * 1.03)
 
 
-def disk_addresses(path: Path, title: str, ignored: list[model.Request], used: list[model.Request]) -> None:
+def disk_addresses(path: Path, title: str, ignored: list[records.Request], used: list[records.Request]) -> None:
     """Disk address of each read over the modelled time, tree ignored and used."""
     figure, axes = _panels(title)
-    priced = [list(model.walk(r for r in part if r.is_read)) for part in (ignored, used)]
+    priced = [list(pricing.walk(r for r in part if r.is_read)) for part in (ignored, used)]
     ends = [part[-1][0] if part else 0.0 for part in priced]
     bands = Bands([q.sector for part in priced for _, q, _, _ in part])
     for axis, part, end, name, colour in (
@@ -149,24 +148,3 @@ def disk_addresses(path: Path, title: str, ignored: list[model.Request], used: l
 
 def read_sequence(path: Path) -> list[int]:
     return [int(line) for line in path.read_text().split()]
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("inodes", "addresses"))
-    parser.add_argument("ignored", type=Path, help="walk -o list, or a trace")
-    parser.add_argument("used", type=Path, help="the same with the tree used")
-    parser.add_argument("picture", type=Path, help="PNG to write")
-    parser.add_argument("--title", default="")
-    args = parser.parse_args()
-    if args.what == "inodes":
-        pair = [read_sequence(p) for p in (args.ignored, args.used)]
-        inode_order(args.picture, args.title, *pair)
-    else:
-        traces = [model.read_trace(p) for p in (args.ignored, args.used)]
-        disk_addresses(args.picture, args.title, *traces)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

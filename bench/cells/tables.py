@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cells import COUNTS, SYSTEMS
-from disks import DISKS, SAS10K, Solid
+from cells.matrixcells import COUNTS, SYSTEMS
+from model.disks import DISKS, SAS10K, Solid
 
 BLOCK = 4096
 INODE = 256

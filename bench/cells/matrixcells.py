@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import lab
-from images import Volume
 from lab import LabError
+from lab.images import Volume
 
 # changes when the same command would give figures of another meaning
 VERSION = 1
@@ -124,7 +124,7 @@ class Cell:
         """All that the result depends on, as JSON."""
         kernel = lab.KERNEL if lab.fs_type(SYSTEMS[self.system]) == "ext4" else None
         command = self.command()
-        files = [lab.BENCH / name for word, names in SOURCES.items() if word in command for name in names]
+        files = [lab.WORKLOADS / name for word, names in SOURCES.items() if word in command for name in names]
         return {
             "version": VERSION,
             "cell": self.name,

@@ -1,4 +1,3 @@
-#!/usr/bin/python3 -B
 # SPDX-License-Identifier: GPL-2.0-only
 """Record the block requests that a command makes on one disk.
 
@@ -13,10 +12,8 @@ trace's.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import contextlib
-import json
 import os
 import select
 import subprocess
@@ -24,8 +21,7 @@ import sys
 import time
 from pathlib import Path
 
-import model
-import ringbuffer
+from trace import records, ringbuffer
 
 TRACING = Path("/sys/kernel/tracing")
 BUFFER_KIB = 2048
@@ -37,7 +33,7 @@ class TraceError(Exception):
     """The recording cannot be trusted."""
 
 
-def parse(pages: bytes, layout: str) -> list[model.Request]:
+def parse(pages: bytes, layout: str) -> list[records.Request]:
     """Requests in the pages of a ring buffer; @layout is the event's format file. A lost event is an error."""
     requests = []
     try:
@@ -49,7 +45,7 @@ def parse(pages: bytes, layout: str) -> list[model.Request]:
         if ringbuffer.number(data, fields["common_type"]) != kind:
             raise TraceError("the trace holds another event")
         requests.append(
-            model.Request(
+            records.Request(
                 (stamp - found[0][0]) / 1e9,
                 ringbuffer.string(data, fields["rwbs"]),
                 ringbuffer.number(data, fields["sector"]),
@@ -70,7 +66,7 @@ def disk_stat(disk: str) -> dict[str, int]:
     }
 
 
-def check_against_disk(requests: list[model.Request], before: dict[str, int], after: dict[str, int]) -> None:
+def check_against_disk(requests: list[records.Request], before: dict[str, int], after: dict[str, int]) -> None:
     """The disk's own counters must tell what the trace tells.
 
     Not the number of writes: the kernel counts an empty flush among them, and
@@ -90,8 +86,8 @@ def check_against_disk(requests: list[model.Request], before: dict[str, int], af
 
 
 def without_repeated(
-    requests: list[model.Request], before: dict[str, int], after: dict[str, int]
-) -> list[model.Request]:
+    requests: list[records.Request], before: dict[str, int], after: dict[str, int]
+) -> list[records.Request]:
     """The requests without those that the disk's driver could not take at once, which were issued twice.
 
     Only as many reads as the trace has more than the disk counted, and only if the same one was issued just before.
@@ -99,7 +95,7 @@ def without_repeated(
     excess = sum(r.is_read for r in requests) - (after["reads"] - before["reads"])
     if excess <= 0:
         return requests
-    kept: list[model.Request] = []
+    kept: list[records.Request] = []
     recent: collections.deque[tuple[int, int]] = collections.deque(maxlen=REPEATED_WITHIN)
     for request in requests:
         place = (request.sector, request.sectors)
@@ -212,7 +208,7 @@ def record(command: list[str], disk: str, raw: Path, output: Path, timeout: floa
         recorder.close()
 
 
-def convert(raw: Path, trace: Path, recorded: dict, alone: bool = True) -> list[model.Request]:
+def convert(raw: Path, trace: Path, recorded: dict, alone: bool = True) -> list[records.Request]:
     """Check a raw trace, write it in the compact form and remove it.
 
     Apart from record() because a small, slow guest is no place to parse in.
@@ -225,30 +221,6 @@ def convert(raw: Path, trace: Path, recorded: dict, alone: bool = True) -> list[
     if alone:
         requests = without_repeated(requests, recorded["before"], recorded["after"])
         check_against_disk(requests, recorded["before"], recorded["after"])
-    model.write_trace(trace, requests)
+    records.write_trace(trace, requests)
     raw.unlink()
     return requests
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--disk", required=True, help="name in /sys/block, as vda")
-    parser.add_argument("--trace", required=True, type=Path, help="file to write")
-    parser.add_argument("--output", default="/dev/stderr", type=Path, help="the command's output")
-    parser.add_argument("--timeout", default=1800.0, type=float, help="seconds")
-    parser.add_argument("command", nargs="+")
-    args = parser.parse_args()
-    try:
-        raw = args.trace.with_suffix(".raw")
-        told = record(args.command, args.disk, raw, args.output, args.timeout)
-        convert(raw, args.trace, told["recorded"])
-    except (TraceError, TimeoutError, OSError) as error:
-        print(f"blocktrace: {error}", file=sys.stderr)
-        return 1
-    json.dump(told, sys.stdout)
-    print()
-    return int(told["status"] != 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

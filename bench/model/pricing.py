@@ -1,6 +1,5 @@
-#!/usr/bin/python3 -B
 # SPDX-License-Identifier: GPL-2.0-only
-"""Price a block trace on the disks of bench/disks.py.
+"""Price a block trace on the disks of disks.py.
 
 Requests are taken in the order they were issued, and the head starts at
 address 0. Without another word the disk is that of docs/design.md, section 1.
@@ -8,46 +7,11 @@ address 0. Without another word the disk is that of docs/design.md, section 1.
 
 from __future__ import annotations
 
-import argparse
-import bisect
-import gzip
-import json
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from sys import intern
-from typing import NamedTuple
 
-from disks import DISKS, SAS10K, Disk
-
-SECTOR = 512
-CAPACITY = SAS10K.capacity
-
-HEADER = "#itree-trace 1"
-
-
-class Request(NamedTuple):
-    """One block request: seconds since the recorder started, where, how much. Traces hold up to 25 million of them."""
-
-    time: float
-    rwbs: str
-    sector: int
-    sectors: int
-    comm: str
-
-    @property
-    def is_read(self) -> bool:
-        return "R" in self.rwbs
-
-    @property
-    def is_write(self) -> bool:
-        return "W" in self.rwbs
-
-    @property
-    def moves_data(self) -> bool:
-        """True for reads and writes; flushes and discards move no data."""
-        return self.sectors > 0 and (self.is_read or self.is_write)
+from model.disks import DISKS, SAS10K, Disk
+from trace.records import SECTOR, Request
 
 
 @dataclass
@@ -143,70 +107,3 @@ def summary(requests: list[Request], disk: Disk = SAS10K) -> dict[str, object]:
         "all": price(requests, disk).as_dict(),
         "flushes": sum(1 for r in requests if r.rwbs.startswith("F")),
     }
-
-
-def blocks_written(requests: Iterable[Request], extents: Iterable[tuple[int, int]], block_size: int) -> int:
-    """File system blocks that writes put into extents of (first sector, sectors).
-
-    Used for the journal: whatever the reason of the write (descriptor, data,
-    commit, revoke, journal superblock), it is counted when issued to the disk.
-    """
-    spans = sorted(extents)
-    starts = [first for first, _ in spans]
-    sectors = 0
-    for req in requests:
-        if not req.is_write or not req.sectors:
-            continue
-        end = req.sector + req.sectors
-        at = max(bisect.bisect_right(starts, req.sector) - 1, 0)
-        while at < len(spans) and spans[at][0] < end:
-            first, length = spans[at]
-            sectors += max(0, min(end, first + length) - max(req.sector, first))
-            at += 1
-    return -(-sectors * SECTOR // block_size)
-
-
-def write_trace(path: Path, requests: Iterable[Request]) -> None:
-    with gzip.open(path, "wt", compresslevel=6) as out:
-        out.write(HEADER + "\n")
-        for r in requests:
-            out.write(f"{r.time:.6f}\t{r.rwbs}\t{r.sector}\t{r.sectors}\t{r.comm}\n")
-
-
-def read_trace(path: Path) -> list[Request]:
-    requests = []
-    with gzip.open(path, "rt") as lines:
-        if next(lines, "").rstrip("\n") != HEADER:
-            raise ValueError(f"{path}: not a trace made by bench/blocktrace.py")
-        for number, line in enumerate(lines, 2):
-            parts = line.rstrip("\n").split("\t")
-            if len(parts) != 5:
-                raise ValueError(f"{path}:{number}: 5 fields are wanted")
-            time, rwbs, sector, sectors, comm = parts
-            # few different ones, of which each would be kept as often as it comes
-            requests.append(Request(float(time), intern(rwbs), int(sector), int(sectors), intern(comm)))
-    return requests
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("trace", type=Path, nargs="+", help="made by bench/blocktrace.py")
-    parser.add_argument("--disk", choices=DISKS, default=SAS10K.name, help="to price it on (default %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    args = parser.parse_args()
-    results = {str(path): summary(read_trace(path), DISKS[args.disk]) for path in args.trace}
-    if args.json:
-        json.dump(results, sys.stdout, indent=2)
-        print()
-        return 0
-    print(f"{'what':8}{'requests':>10}{'MiB':>10}{'seeks':>10}{'seconds':>10}")
-    for path, result in results.items():
-        print(path)
-        for what in ("reads", "writes", "all"):
-            p = result[what]
-            print(f"  {what:6}{p['requests']:>10,}{p['mib']:>10,.1f}{p['seeks']:>10,}{p['seconds']:>10.2f}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

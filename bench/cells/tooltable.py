@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import lab
-from toolcells import Cell, Results
+from cells.toolcells import Cell, Results
 
 SLOWER = 1.03  # times unpatched: more than that is told
 UNPATCHED = "unpatched"

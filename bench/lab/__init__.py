@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""What bench/demo and bench/peers share: building, images, guests, tables."""
+"""What the commands of bench/ share: building, images, guests, tables."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import blocktrace
-import model
+from model import pricing
+from model.disks import SAS10K
+from trace import blocktrace, records
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "bench"
+WORKLOADS = BENCH / "workloads"
 BUILD = ROOT / "build"
 KERNEL = Path(os.environ.get("ITREE_KERNEL") or BUILD / "kernel" / "bzImage").absolute()
 E2FS = BUILD / "e2fsprogs" / "root" / "sbin"
@@ -37,7 +39,7 @@ sys.path.insert(0, str(ROOT / "tests" / "vm"))
 UUID = "6974cafe-0000-4000-8000-000000000001"
 SECOND_UUID = "6974cafe-0000-4000-8000-000000000003"
 HASH_SEED = "6974cafe-0000-4000-8000-000000000002"
-DISK_BYTES = model.CAPACITY
+DISK_BYTES = SAS10K.capacity
 FILL_MEMORY = "1G"
 MEASURE_MEMORY = "192M"
 # sources whose change makes a filled image another one
@@ -129,9 +131,9 @@ def compile_tools() -> Path:
     """Build fill, walk and their like; gives the directory they are in."""
     out = BUILD / "bench"
     out.mkdir(parents=True, exist_ok=True)
-    headers = max(path.stat().st_mtime for path in BENCH.glob("*.h"))
+    headers = max(path.stat().st_mtime for path in WORKLOADS.glob("*.h"))
     for name in PROGRAMS:
-        source, target = BENCH / f"{name}.c", out / name
+        source, target = WORKLOADS / f"{name}.c", out / name
         if not target.exists() or target.stat().st_mtime < max(source.stat().st_mtime, headers):
             part = out / f"{name}.{os.getpid()}"
             run(["cc", "-O2", "-Wall", "-Wextra", "-o", part, source], 120)
@@ -267,7 +269,7 @@ def journal_extents(image: Path) -> tuple[list[tuple[int, int]], int]:
     if not found:
         raise LabError(f"dumpe2fs does not tell the block size of {image}")
     block = int(found[1])
-    per = block // model.SECTOR
+    per = block // records.SECTOR
     extents = []
     for first, last, at, _ in _EXTENT.findall(text):
         count = int(last or first) - int(first) + 1
@@ -323,8 +325,8 @@ class Report:
     facts: dict
     steps: dict[str, dict] = field(default_factory=dict)
 
-    def requests(self, step: str) -> list[model.Request]:
-        return model.read_trace(self.share / f"{step}.trace.gz")
+    def requests(self, step: str) -> list[records.Request]:
+        return records.read_trace(self.share / f"{step}.trace.gz")
 
     def output(self, step: str) -> str:
         return (self.share / f"{step}.out").read_text()
@@ -332,11 +334,11 @@ class Report:
     def json(self, step: str) -> dict:
         return json.loads(self.output(step))
 
-    def figures(self, step: str, requests: list[model.Request] | None = None) -> dict:
+    def figures(self, step: str, requests: list[records.Request] | None = None) -> dict:
         """What a step cost; `requests` are its own, if they have been read already: there may be millions."""
         told = self.steps[step]
         return {
-            **model.summary(self.requests(step) if requests is None else requests),
+            **pricing.summary(self.requests(step) if requests is None else requests),
             "wall": told["wall"],
             "cpu_seconds": told["cpu_seconds"],
             "commits": told["commits"],
@@ -356,7 +358,7 @@ def run_guest(
     """Boot the kernel under test and carry out the steps on (image, file system)s.
 
     With `icount` the guest is emulated on any host, and its clock goes on by a
-    nanosecond with each instruction; see insn.c.
+    nanosecond with each instruction; see workloads/insn.c.
     """
     import vm  # tests/vm
 
@@ -375,7 +377,7 @@ def run_guest(
     try:
         told = vm.run(
             # -B: the source tree is read only there
-            [sys.executable, "-B", str(BENCH / "guest.py"), str(path)],
+            [sys.executable, "-B", str(BENCH / "lab" / "guest.py"), str(path)],
             kernel=KERNEL,
             memory=memory,
             cpus=cpus,
@@ -535,7 +537,7 @@ def fill_inputs(kind: str, **parameters) -> dict:
         **parameters,
     }
     for name in FILL_SOURCES:
-        inputs[name] = sha256(BENCH / name)
+        inputs[name] = sha256(WORKLOADS / name)
     return inputs
 
 

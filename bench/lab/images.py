@@ -7,8 +7,9 @@ import functools
 from dataclasses import dataclass
 
 import lab
-import model
 from lab import LabError, Step, say
+from model import pricing
+from trace import records
 
 AGED_PERCENT = 30
 USUAL_BYTES = 4096
@@ -84,10 +85,10 @@ def make(volume: Volume, tools, timeout: float) -> tuple[lab.ImageCache, dict]:
         requests = report.requests("fill")
         figures = report.figures("fill", requests)
         figures |= {"created": told, "counters": report.steps["fill"]["counters"]}
-        figures["disks"] = model.on_all_disks(requests)
+        figures["disks"] = pricing.on_all_disks(requests)
         if volume.ours:
             extents, block = lab.journal_extents(image)
-            figures["journal_blocks"] = model.blocks_written(requests, extents, block)
+            figures["journal_blocks"] = records.blocks_written(requests, extents, block)
             figures["directory"] = directory_blocks(image)
             lab.fsck(image)
         cache.put(image, {"facts": report.facts, "figures": figures})

@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import blocktrace
 import lab
-import model
 from lab import LabError, say
+from model import pricing
+from trace import blocktrace, records
 
 BUILT = lab.BUILD / "coreutils-patches"
 ROOT = BUILT / "root"
@@ -31,7 +31,8 @@ FILLS = ("clean", "aged", "source")
 MEMORIES = ("192M", "1G")
 AGED = {"clean": 0, "aged": 30}
 # Nobody's figures hold any longer when one of these changes.
-CODE = ("toolcells.py", "blocktrace.py", "ringbuffer.py", "model.py")
+CODE = ("cells/toolcells.py", "trace/blocktrace.py", "trace/ringbuffer.py", "trace/records.py", "model/pricing.py",
+        "model/disks.py")  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,7 +222,7 @@ def unpack_source(where: Path, count: int) -> None:
     fetched = lab.run([lab.ROOT / "packaging" / "sources" / "fetch", "linux"], 900).stdout.split()[-1]
     inside = "./usr/src/linux-source-6.12.tar.xz"
     pipe = 'dpkg-deb --fsys-tarfile "$0" | tar -xOf - "$1" | xz -dc | "$2" -B "$3" --files "$4" "$5"'
-    age = lab.BENCH / "agetree.py"
+    age = lab.WORKLOADS / "agetree.py"
     lab.run(["sh", "-c", pipe, fetched, inside, sys.executable, age, str(count), where], TIMEOUT)
 
 
@@ -264,7 +265,7 @@ def image_of(kind: str, fill: str, count: int) -> lab.ImageCache:
         "kind": kind,
         "size": lab.DISK_BYTES,
         "fill": [fill, count],
-        **{name: lab.sha256(lab.BENCH / name) for name in (*lab.FILL_SOURCES, "agetree.py")},
+        **{name: lab.sha256(lab.WORKLOADS / name) for name in (*lab.FILL_SOURCES, "agetree.py")},
     }
     return lab.ImageCache(f"tools-{kind}-{fill}-{count}", inputs)
 
@@ -377,10 +378,10 @@ def read_told(cell: Cell, told: Path) -> int:
     return int(fields[0])
 
 
-def figures(cell: Cell, requests: list[model.Request], told: dict, peak: int) -> dict:
+def figures(cell: Cell, requests: list[records.Request], told: dict, peak: int) -> dict:
     if told["status"]:
         raise LabError(f"{cell}: ended with {told['status']}")
-    return {**model.summary(requests), "wall": told["wall"], "peak_kib": peak}
+    return {**pricing.summary(requests), "wall": told["wall"], "peak_kib": peak}
 
 
 def host_run(cell: Cell, volumes: Volumes) -> dict:
