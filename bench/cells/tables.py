@@ -31,7 +31,7 @@ WORK_TITLES = {
 }
 # their writes belong to the work
 WRITING = ("create", "mail", "rm")
-# sizes that the issue names
+# sizes whose lines say so where nothing was measured
 TARGET_COUNTS = (300_000, 5_000_000)
 Key = tuple[str, str, int, int, str]
 
@@ -272,13 +272,13 @@ def _per_operation(data: Data) -> list[Line]:
 
 
 def targets(data: Data) -> list[Line]:
-    """All lines of the issue's "Shows": at the sizes it names, and at every other that was measured."""
+    """All lines of the targets: at TARGET_COUNTS, and at every other size that was measured."""
     measured = {key[2] for key in data.by_key if key[3] == 4096}
     counts = sorted(measured | set(TARGET_COUNTS))
     setups = [(count, fill) for count in counts for fill in ("clean", "aged")]
 
     def wanted(lines: list[Line]) -> list[Line]:
-        """Sizes that the issue does not name are left out where there is nothing."""
+        """Of other sizes than TARGET_COUNTS only the lines that were measured."""
         named = tuple(f"{count:,}," for count in TARGET_COUNTS)
         return [line for line in lines if line.reached != NOT_MEASURED or line.where.startswith(named)]
 

@@ -7,11 +7,13 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import advise
 import pytest
 
 import lab
 
-ADVISE = lab.BENCH / "itree-advise"
+HERE = lab.ROOT / "packaging" / "advise"
+ADVISE = HERE / "itree-advise"
 FILES = 12_000
 
 pytestmark = [
@@ -120,7 +122,7 @@ def test_a_missing_directory_is_named(tmp_path):
 
 
 def test_the_man_page_names_every_option():
-    page = (lab.BENCH / "itree-advise.8").read_text().replace("\\-", "-")
+    page = (HERE / "itree-advise.8").read_text().replace("\\-", "-")
     usage = call(ADVISE, "--help").stdout
     options = {word.strip("[],") for word in usage.split() if word.strip("[],").startswith("--")}
     assert options and all(option in page for option in options)
@@ -128,5 +130,19 @@ def test_the_man_page_names_every_option():
 
 @pytest.mark.skipif(not shutil.which("man"), reason="man is not installed")
 def test_the_man_page_is_well_formed():
-    done = call("man", "--warnings", "-E", "UTF-8", "-l", "-Tutf8", lab.BENCH / "itree-advise.8", env=os.environ)
+    done = call("man", "--warnings", "-E", "UTF-8", "-l", "-Tutf8", HERE / "itree-advise.8", env=os.environ)
     assert done.returncode == 0 and not done.stderr
+
+
+def test_its_packages_hold_all_that_it_imports(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is missing: run `make deps`")
+    for rel, path in advise.files().items():
+        (tmp_path / rel).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, tmp_path / rel)
+    share = tmp_path / advise.SHARE
+    names = [str(p.relative_to(share).with_suffix("")).replace("/", ".") for p in share.rglob("*.py")]
+    assert "draw.pictures" in names
+    script = f"import sys; sys.path.insert(0, {str(share)!r}); import {', '.join(sorted(names))}"
+    done = call(lab.BUILD / "venv" / "bin" / "python3", "-B", "-I", "-c", script)
+    assert done.returncode == 0, done.stderr
+    assert "--min-blocks" in call(share / "itree-advise", "--help").stdout

@@ -44,6 +44,7 @@ RULES = (
     ("coreutils-patches/*", "tools"),
     # packages and programs around it
     ("packaging/*.md", "lint"),
+    ("packaging/advise/*", "bench:test_advise.py packages:test_deb.py packages:test_release.py"),
     ("packaging/deb/ext4itree/*", "packages:test_module_deb.py"),
     ("packaging/deb/kernel/*", "packages:test_kernel_deb.py"),
     ("packaging/deb/*", "packages:test_*deb* packages:test_changelog.py"),
