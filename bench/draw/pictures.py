@@ -20,7 +20,7 @@ from model.disks import SAS10K, Disk
 from trace import records
 
 COLOURS = ("#1f618d", "#b03a2e", "#1e8449", "#b9770e", "#6c3483", "#117a65", "#5d6d7e", "#d81b60")
-SYSTEM_COLOURS = dict(zip(("itree", "ext4", "itree+tools", "ext4+sort", "xfs", "btrfs"), COLOURS, strict=False))
+SYSTEM_COLOURS = dict(zip(("itree", "ext4", "itree+tools", "ext4+sort", "xfs", "btrfs"), COLOURS))
 DPI = 80
 # points drawn of one trace; which are left out does not show
 POINTS = 60_000
@@ -43,10 +43,10 @@ def _save(figure, path: Path) -> None:
 def order(path: Path, title: str, sequences: dict[str, list[list[int]]]) -> None:
     """Inode number by position in the readdir sequence, a panel a system; sequences hold [position, inode]."""
     figure, axes = _figure(title, len(sequences), 2.6 * len(sequences) + 1)
-    for axis, (system, points) in zip(axes, sequences.items(), strict=True):
+    for axis, (system, points) in zip(axes, sequences.items()):
         places, inodes = [at for at, _ in points], [ino for _, ino in points]
         axis.plot(places, inodes, ".", markersize=3, markeredgewidth=0, color=SYSTEM_COLOURS.get(system, COLOURS[6]))
-        back = sum(1 for a, b in zip(inodes, inodes[1:], strict=False) if b < a)
+        back = sum(1 for a, b in zip(inodes, inodes[1:]) if b < a)
         axis.set_title(f"{system}: {back:,} steps back in {len(points):,} points")
         axis.set_ylabel("inode")
         axis.grid(alpha=0.25)
@@ -94,7 +94,7 @@ def seeks(path: Path, title: str, requests: Iterable[records.Request], disk: Dis
     for clock, req in done:
         service.setdefault(req.comm if req.comm in common else "others", []).append((clock - before) * 1000)
         before = clock
-    for name, colour in zip(service, COLOURS, strict=False):
+    for name, colour in zip(service, COLOURS):
         part = [(clock, req) for clock, req in done[::step] if (req.comm if req.comm in common else "others") == name]
         for marker, some in (("o", [p for p in part if p[1].is_read]), ("x", [p for p in part if p[1].is_write])):
             if some:

@@ -55,7 +55,7 @@ def inode_order(path: Path, title: str, ignored: list[int], used: list[int]) -> 
         (axes[0], ignored, "tree ignored", IGNORED),
         (axes[1], used, "tree used", USED),
     ):
-        back = sum(1 for a, b in zip(numbers, numbers[1:], strict=False) if b < a)
+        back = sum(1 for a, b in zip(numbers, numbers[1:]) if b < a)
         axis.plot(range(len(numbers)), numbers, ".", markersize=1.5, markeredgewidth=0, color=colour)
         axis.set_title(f"{name}: {back:,} steps back in {len(numbers):,} entries")
         axis.set_ylabel("inode number")
@@ -102,7 +102,7 @@ class Bands:
         """Ticks at the ends of the bands, a line between two of them."""
         ticks, labels = [], []
         close = self.top * 0.05
-        for (first, last), at in zip(self.bands, self.at, strict=True):
+        for (first, last), at in zip(self.bands, self.at):
             if at:
                 axis.axhline(at - self.space / 2, color="0.6", linewidth=0.8, linestyle="--")
             for sector, place in ((first, at), (last, at + last - first)):

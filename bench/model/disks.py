@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Union
 
 
 @dataclass(frozen=True)
@@ -213,4 +214,4 @@ NVME = Solid(
     ),
 )
 DISKS = {disk.name: disk for disk in (SAS10K, SATA7K, NET05, NET2, NVME)}
-Disk = Rotating | Solid
+Disk = Union[Rotating, Solid]
