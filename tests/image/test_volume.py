@@ -97,6 +97,9 @@ def test_empty_then_ours(disk, tmp_path):
     header = run(SBIN / "dumpe2fs", "-h", part)[1]
     assert re.search(r"^Filesystem features:.* itree", header, re.M), header
     assert re.search(r"^Filesystem volume name: +itree-backup$", header, re.M)
+    # Whoever mounts it enforces the quotas of the hosts.
+    assert re.search(r"^Filesystem features:.* project", header, re.M) and "Project quota inode:" in header
+    assert re.search(r"^Mount options: +prjquota$", header, re.M), header
     # The second boot, and every other, changes nothing.
     before = disk.digest()
     assert "already" in disk("provision")

@@ -268,7 +268,8 @@ def repart(disk, empty):
 
 
 def mke2fs(part, options):
-    return call("mke2fs", "-t", "ext4", "-T", "backup", "-O", "itree", "-L", LABEL, "-m", "1", *options, part)
+    return call("mke2fs", "-t", "ext4", "-T", "backup", "-O", "itree,project,quota", "-E",
+                "quotatype=prjquota", "-L", LABEL, "-m", "1", *options, part)  # fmt: skip
 
 
 def format_(part):
@@ -278,7 +279,15 @@ def format_(part):
     # -n: e2fsprogs that do not know the feature say so before anything is written.
     mke2fs(part, ("-n",))
     mke2fs(part, ("-q",))
+    enforce_quotas(part)
     os.sync()
+
+
+def enforce_quotas(part):
+    """Note in a volume that has project quotas that whoever mounts it is to enforce them; mke2fs cannot."""
+    header = call("dumpe2fs", "-h", part)[1]
+    if re.search(r"^Filesystem features:.* project", header, re.M) and "\nMount options: " not in header:
+        call("tune2fs", "-E", "mount_opts=prjquota", part)
 
 
 def provision(verdict, note=None, trouble=None):
@@ -296,6 +305,8 @@ def provision(verdict, note=None, trouble=None):
     if verdict.kind == "ours":
         # mke2fs writes the superblock that this was told by last, when all else is on the disk.
         forget(note)
+        # After a power cut between the two steps of formatting.
+        enforce_quotas(verdict.part)
         try:
             repart(verdict.disk, "refuse")
         except BackupError as err:
