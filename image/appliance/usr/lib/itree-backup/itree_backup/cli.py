@@ -9,7 +9,7 @@ import pathlib
 import signal
 import sys
 
-from . import client, config, configcopy, console, outbox, report, restore, retention, run, setup, sync
+from . import client, config, configcopy, console, outbox, quota, report, restore, retention, run, setup, sync
 from . import store as store_
 from .errors import BUSY, DAMAGED, USAGE, BackupError, Interrupted
 from .store import Store, stores
@@ -32,6 +32,12 @@ def parser():
             made.add_argument("host", metavar="HOST")
         return made
 
+    def add_wait(made):
+        # The rsync of a run that was killed may need a moment to end.
+        made.add_argument("--wait", metavar="SECONDS", type=float, default=10.0,
+                          help="for other work on the host, a verification say, to end "
+                          "(default %(default)g)")  # fmt: skip
+
     made = add("add", "add a host: confirm its key, try it, write its file, start its timer")
     made.add_argument("path", metavar="PATH", nargs="+",
                       help="what to back up: absolute paths, or MODULE[/PATH] with --method rsyncd")  # fmt: skip
@@ -49,9 +55,7 @@ def parser():
     made = add("forget", "remove all snapshots of a retired host")
     made.add_argument("--yes", action="store_true", help="remove them; otherwise only say which")
     made = add("run", "back a host up: resume what was interrupted, fetch, verify, prune")
-    # The rsync of a run that was killed may need a moment to end.
-    made.add_argument("--wait", metavar="SECONDS", type=float, default=10.0,
-                      help="for other work on the host, a verification say, to end (default %(default)g)")  # fmt: skip
+    add_wait(made)
     made = add("list", "list snapshots, or a directory of one", host=False)
     made.add_argument("host", metavar="HOST", nargs="?")
     made.add_argument("snapshot", metavar="SNAPSHOT", nargs="?")
@@ -104,7 +108,7 @@ def parser():
     made.add_argument("--no-timers", action="store_true", help="leave systemd alone")
     made = add("init", "make the mounted volume the backup volume", host=False)
     made.add_argument("--no-mount", action="store_true", help="let it be a directory of a larger file system")
-    add("prepare", "make the directory of a host (backup@.service does)")
+    add_wait(add("prepare", "make the directory of a host, and set its quota (backup@.service does)"))
     return top
 
 
@@ -392,9 +396,18 @@ def cmd_sync(base, args):
 
 
 def cmd_prepare(base, args):
-    Store(base, args.host).prepare()
+    store = Store(base, args.host)
+    store.prepare()
     if configcopy.save(base):
         print(f"{base.volume} holds a copy of {base.conf} now")
+    try:
+        limits = config.host(base, args.host).quota
+    except BackupError:
+        # The run fails, and tells why.
+        return
+    if not quota.in_force(store, limits):
+        with store.lock(args.wait):
+            quota.settle(store, limits)
 
 
 def stop(number, _frame):

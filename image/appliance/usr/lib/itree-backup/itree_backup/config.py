@@ -20,6 +20,7 @@ NAME_RULE = "letters, digits, dot, minus and underscore, at most 63, and the fir
 # What a word of a remote shell command or of an rsync argument may be made of without being taken for more.
 ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*|[0-9A-Fa-f:]+:[0-9A-Fa-f:.]*")
 USER = re.compile(r"[a-z_][a-z0-9_.-]*")
+SMALLEST_QUOTA = 1 << 20  # bytes
 LISTS = ("paths", "exclude")  # keys whose value is a list, one a line
 GLOBAL = {
     "volume": {"directory", "min_free_percent", "min_free_inodes_percent", "at_once"},
@@ -29,6 +30,7 @@ GLOBAL = {
     "status": {"max_age_hours", "warn_free_percent"},
     "hold": {"fall_percent"},
     "verify": {"cycle_days", "checksum_days"},
+    "quota": {"size", "inodes"},
 }
 PER_HOST = {
     "host": {"address", "port", "method", "user", "paths", "exclude", "bandwidth", "compress", "timeout",
@@ -36,7 +38,16 @@ PER_HOST = {
     "keep": GLOBAL["keep"],
     "hold": GLOBAL["hold"],
     "verify": {"checksum_days"},
+    "quota": GLOBAL["quota"],
 }  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What a host may take of the volume: bytes and inodes; 0 is no limit."""
+
+    size: int = 0
+    inodes: int = 0
 
 
 @dataclasses.dataclass
@@ -60,6 +71,7 @@ class Settings:
     fall: float  # percent of the names
     cycle: int  # days within which each file of each snapshot is read again
     checksum: int  # days after which a run compares by checksums; 0 is never
+    quota: Limits
 
 
 @dataclasses.dataclass
@@ -85,6 +97,7 @@ class Host:
     fall: float
     heartbeat: str
     checksum: int
+    quota: Limits = Limits()
 
 
 def check_name(name):
@@ -159,6 +172,14 @@ class Values:
             self.wrong(key, f"a number from {low} to {high}")
         return value
 
+    def size(self, key, default):
+        """Bytes: a number, with K, M, G or T behind it for units of 1,024 and its powers."""
+        text = self.text(key)
+        match = re.fullmatch(r"(\d{1,15})([KMGT]?)", text)
+        if text and not match:
+            self.wrong(key, "a size such as 500G (K, M, G or T; without one of them, bytes)")
+        return int(match[1]) << 10 * " KMGT".index(match[2] or " ") if text else default
+
     def truth(self, key, default):
         text = self.text(key).lower()
         if text not in ("", "yes", "no"):
@@ -195,6 +216,14 @@ def checksum_of(path, values, default):
     return Values(path, "verify", values).number("checksum_days", default, 0, 10000)
 
 
+def quota_of(path, values, default):
+    section = Values(path, "quota", values)
+    size = section.size("size", default.size)
+    if 0 < size < SMALLEST_QUOTA:
+        section.wrong("size", "0, which is no limit, or at least 1M")
+    return Limits(size, section.number("inodes", default.inodes, 0, 1 << 32))
+
+
 def settings(conf):
     """Read itree-backup.conf of a configuration directory."""
     conf = pathlib.Path(conf)
@@ -227,6 +256,7 @@ def settings(conf):
         fall=fall_of(path, found.get("hold", {}), 50.0),
         cycle=Values(path, "verify", found.get("verify", {})).number("cycle_days", 28, 2, 10000),
         checksum=checksum_of(path, found.get("verify", {}), 0),
+        quota=quota_of(path, found.get("quota", {}), Limits()),
     )
 
 
@@ -285,6 +315,7 @@ def parse_host(base, name, path, text=None):
         fall=fall_of(path, found.get("hold", {}), base.fall),
         heartbeat=values.web_address("heartbeat"),
         checksum=checksum_of(path, found.get("verify", {}), base.checksum),
+        quota=quota_of(path, found.get("quota", {}), base.quota),
     )
 
 

@@ -26,7 +26,7 @@ import flask_httpauth
 import werkzeug.exceptions
 import werkzeug.security
 
-from . import config, outbox, report
+from . import config, outbox, quota, report
 from . import store as store_
 from . import sums as sums_
 from .errors import BackupError
@@ -111,7 +111,7 @@ def create_app(conf=None):
         return flask.render_template("error.html", title=err.name, message=err.description), err.code
 
     app.jinja_env.globals.update(show=show, age=report.age, link=link, chart=chart, hostname=os.uname().nodename)
-    app.jinja_env.filters.update(bytes=size_of, when=when)
+    app.jinja_env.filters.update(bytes=quota.size_of, quota=quota.text_of, when=when)
     for rule, view in (("/", overview), ("/metrics", metrics), ("/status.json", status), ("/host/<name>", host),
                        ("/browse/<name>/<snapshot>/", browse), ("/browse/<name>/<snapshot>/<path:_path>", browse),
                        ("/file/<name>/<snapshot>/<path:_path>", download)):  # fmt: skip
@@ -122,15 +122,6 @@ def create_app(conf=None):
 def link(kind, name, snapshot, path=b""):
     """Address of a directory (kind browse) or file (kind file) of a snapshot; path: bytes."""
     return f"/{kind}/{urllib.parse.quote(name)}/{urllib.parse.quote(snapshot)}/{urllib.parse.quote_from_bytes(path)}"
-
-
-def size_of(number):
-    """A number of bytes for people, in units of 1,024."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if number < 1024:
-            return f"{number:.3g} {unit}" if unit != "B" else f"{number} B"
-        number /= 1024
-    return f"{number:.3g} TiB"
 
 
 def when(seconds):

@@ -7,7 +7,7 @@ import os
 import statistics
 import time
 
-from . import config, outbox, setup
+from . import config, outbox, quota, setup
 from . import store as store_
 from .errors import NAMES, BackupError
 
@@ -29,13 +29,17 @@ HELP = {
     "last_verify_timestamp_seconds": "When snapshots were last read and compared; 0 if never.",
     "volume_free_bytes": "Free space of the backup volume.",
     "volume_free_inodes_ratio": "Free inodes of the backup volume, from 0 to 1.",
+    "quota_bytes": "Limit of what the host may take of the volume; 0 if there is none.",
+    "quota_used_bytes": "What the host takes of that limit.",
+    "quota_inodes": "Limit of the inodes the host may take; 0 if there is none.",
+    "quota_used_inodes": "What the host takes of that limit.",
 }
 
 
 def values(health):
     """The metrics of a host: {name: number}."""
-    status = health.status
-    space, _, inodes = store_.free(health.store.path)
+    status, limits = health.status, health.usage or quota.Usage(0, 0, 0, 0)
+    space, _, inodes = store_.free_of(health.store.base)
     return {
         "last_run_timestamp_seconds": status.get("ended", 0),
         "last_run_success": int(status.get("state") == "ok"),
@@ -51,6 +55,10 @@ def values(health):
         "last_verify_timestamp_seconds": status.get("verified", 0),
         "volume_free_bytes": space,
         "volume_free_inodes_ratio": round(inodes / 100, 4),
+        "quota_bytes": limits.limit,
+        "quota_used_bytes": limits.used,
+        "quota_inodes": limits.inode_limit,
+        "quota_used_inodes": limits.inodes,
     }
 
 
@@ -98,7 +106,8 @@ class Health:
     """How a host is. This alone decides whether all is well with it: status, page, metrics and alarms read it.
 
     state: as in status.json, or "interrupted", "retired"; good, with_gaps, partial: names, oldest first; records: what
-    was noted of each snapshot, by name; age: seconds since the newest good one; problems: lines, none if all is well.
+    was noted of each snapshot, by name; age: seconds since the newest good one; problems: lines, none if all is well;
+    usage: a quota.Usage, or None.
     """
 
     store: store_.Store
@@ -111,6 +120,7 @@ class Health:
     records: dict
     age: float | None
     problems: list
+    usage: quota.Usage | None = None
 
     @property
     def damaged(self):
@@ -146,7 +156,10 @@ def health(store, now, max_age, configured=True):
             problems.append("no good snapshot")
         elif age_ > max_age * 3600:
             problems.append(f"newest good snapshot is older than {max_age:g} h")
-    made = Health(store, configured, status, state, good, with_gaps, partial, records, age_, problems)
+    usage = quota.usage(store) if store.path.is_dir() else None
+    made = Health(store, configured, status, state, good, with_gaps, partial, records, age_, problems, usage)
+    if usage and configured and usage.percent > 100 - store.base.warn_free:
+        problems.append(f"{quota.text_of(usage)} are used ([quota])")
     if made.damaged:
         problems.append(f"{made.damaged} damaged files")
     if status.get("prune_message") and configured:
@@ -167,7 +180,8 @@ def healths(base, found):
 def facts(one):
     """A Health as a dictionary, for programs."""
     return {**one.status, "damaged_files": one.damaged, "snapshots": one.good, "with_gaps": one.with_gaps,
-            "partial": one.partial, "retired": not one.configured, "well": one.well}  # fmt: skip
+            "partial": one.partial, "retired": not one.configured, "well": one.well,
+            "quota": one.usage and dataclasses.asdict(one.usage)}  # fmt: skip
 
 
 def other_problems(base):
@@ -187,6 +201,7 @@ def overview(one):
     last = f"{one.good[-1]} ({age(one.age)} ago)" if one.age is not None else "-"
     line = f"{one.store.name:20} {one.state:12} {len(one.good):4} good  newest {last}"
     line += f"  {len(one.with_gaps)} with gaps" * bool(one.with_gaps)
+    line += f"  quota {quota.text_of(one.usage)}" if one.usage else ""
     return "\n    ".join([line, *one.problems])
 
 

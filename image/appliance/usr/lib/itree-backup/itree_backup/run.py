@@ -2,6 +2,7 @@
 """One backup of one host, from the lock to a snapshot that counts."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -10,10 +11,10 @@ import subprocess
 import sys
 import time
 
-from . import outbox, report, retention, transfer, verify, warm
+from . import outbox, quota, report, retention, transfer, verify, warm
 from .errors import DAMAGED, GAPS, REFUSED, BackupError, Interrupted
 from .store import GAPS as WITH_GAPS
-from .store import Flusher, Tree, check_space, check_volume, damaged_in, free, state_directory
+from .store import Flusher, Tree, check_space, check_volume, damaged_in, free_of, state_directory
 from .sums import Sums
 from .transfer import show
 
@@ -128,6 +129,7 @@ def transfer_all(base, host, store, name, linked, sums, lock_fd, checksums=False
     dest.mkdir(mode=0o700)
     fresh = store.meta / "fresh"
     fresh.mkdir(mode=0o700)
+    quota.share(store, fresh)
     try:
         copied = sum(copy_full(path, fresh, sums) for path in linked[-1:])
         say(f"{store.name}: {copied} files copied")
@@ -304,7 +306,7 @@ def fetch(base, host, store, lock_fd, status, step):
                   "files": outcome.regular, "total_bytes": outcome.total, "new_files": found.right,
                   "new_bytes": found.bytes,
                   "vanished": len(outcome.vanished) + len(gone), "root": lists_root(host),
-                  "free_bytes": free(store.path)[0],
+                  "free_bytes": free_of(base)[0],
                   "gaps": len(outcome.gaps), "gap_list": told(outcome.gaps), "left_out": store.left_out(),
                   "lost_attributes": told({f"{n.removeprefix(f'{dest}/')}: {a}": why
                                            for (n, a), why in outcome.lost.items()})}  # fmt: skip
@@ -377,7 +379,9 @@ def backup(base, host, store, wait):
                 store.write_status(status)
 
         try:
+            quota.obey()
             step("preparing")
+            quota.settle(store, host.quota)
             store.finish_removals()
             make_room(base, host, store)
             record = fetch(base, host, store, lock_fd, status, step)
@@ -397,7 +401,10 @@ def backup(base, host, store, wait):
             status.update(state="failed", message=str(err))
             code = 4 if err.errno in (28, 122) else 1
             status["state"] = report.name_of(code)
-            raise BackupError(f"{store.name}: {err}. What was fetched is kept for the next run", code) from err
+            told_ = quota.exceeded(store.name) if err.errno == errno.EDQUOT else BackupError(
+                f"{store.name}: {err}. What was fetched is kept for the next run", code)  # fmt: skip
+            status["message"] = str(told_)
+            raise told_ from err
         finally:
             if status["state"] == "running":
                 status.update(state="failed", message="the program failed; see the journal")
@@ -423,15 +430,20 @@ def finish(store, status):
 
 
 def make_room(base, host, store):
-    """Raise if the volume is too full, after pruning what retention lets go anyway."""
+    """Raise if the volume, or the share of the host, is too full, after pruning what retention lets go anyway."""
     try:
-        check_space(base, store.path)
+        check_space(base)
+        quota.check(store)
     except BackupError:
         try:
             retention.prune(store, host.keep, say)
         except BackupError as err:
             print(f"{store.name}: {err}", file=sys.stderr)
-        check_space(base, store.path)
+        check_space(base)
+        if quota.is_full(store):
+            # The beginning of one endless file may be all that fills it.
+            store.remove_parts()
+        quota.check(store)
 
 
 def prune(store, host):

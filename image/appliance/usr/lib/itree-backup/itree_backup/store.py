@@ -372,12 +372,15 @@ def free(path):
     return got.f_bavail * got.f_frsize, 100.0 * got.f_bavail / max(got.f_blocks, 1), inodes
 
 
-def check_space(base, path=None):
-    """Raise BackupError(SPACE) if the volume is fuller than the configuration allows.
+def free_of(base):
+    """free() of the whole volume; of the directory of a host it may be what the host's quota leaves."""
+    # In the unit's sandbox the volume's own directory is covered.
+    return free(base.volume / MARKER)
 
-    path: a directory on it to ask by; in the unit's sandbox the volume's own is covered.
-    """
-    space, percent, inodes = free(path or base.volume)
+
+def check_space(base):
+    """Raise BackupError(SPACE) if the volume is fuller than the configuration allows."""
+    space, percent, inodes = free_of(base)
     short = []
     if percent < base.min_free:
         short.append(f"{percent:.1f} % of the space ({space >> 20} MiB) is free, min_free_percent is {base.min_free:g}")

@@ -164,7 +164,7 @@ def host(base, other, source, bandwidth, prune):
         seen = set()
         there = {n.removesuffix(GAPS) for n in store.every()}
         for name in (n for n in names if n.removesuffix(GAPS) not in there):
-            check_space(other, store.path)
+            check_space(other)
             try:
                 with source.reading(name):
                     total += snapshot(base, other, source, store, name, bandwidth, lock_fd, seen, (known, copied))

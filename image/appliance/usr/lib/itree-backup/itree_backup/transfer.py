@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 
+from . import quota
 from .errors import CLIENT, FAILED, REFUSED, SPACE, BackupError
 from .store import free
 
@@ -282,7 +283,9 @@ def explain(host, code, said):
         )
     if re.search(r"Permission denied \([a-z]|@ERROR: (auth|access|Unknown module|chroot)", text):
         return BackupError(f"{where}: it does not let us in: {last}", REFUSED)
-    if re.search(r"No space left on device|Disk quota exceeded", text):
+    if "Disk quota exceeded" in text:
+        return quota.exceeded(where)
+    if "No space left on device" in text:
         return BackupError(
             f"{where}: the backup volume filled up in mid-run. What was fetched is kept and used by the next run; "
             "the good snapshots are as they were. Make room: keep fewer snapshots, 'itree-backup discard', or a "
@@ -389,6 +392,8 @@ def transfer(base, host, dest, link_dests, store, name, lock_fd, listed=None, ki
         path = None
         if listed is not None:
             path = store.meta / f"{name}.{'again' if more else 'paths'}"
+            path.touch()
+            quota.share(store, path)
             path.write_bytes(listed)
             stack.callback(path.unlink)
         argv = command(base, host, dest, link_dests, store.meta / "parts", path, kind, store.left_out(), checksums)
@@ -411,6 +416,7 @@ def follow(argv, host, store, name, lock_fd, outcome, more):
         print(f"{host.name}: {line}", file=sys.stderr, flush=True)
 
     spool, progress = Spool(store.sums_of(name), "ab" if more else "wb"), Progress(host.name)
+    quota.share(store, store.sums_of(name))
     proc = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                             env=environ(), pass_fds=(lock_fd,), preexec_fn=with_parent)  # noqa: PLW1509  # fmt: skip
     try:
