@@ -105,7 +105,7 @@ def _marks(result, kernel):
     """What this kernel cannot do, and what takes too long for each run of CI on two emulated CPUs."""
     case = registry.case_of(result)
     marks = [pytest.mark.slow] if case.slow else []
-    if case.group in registry.ON_DEBUG:
+    if case.on_debug:
         marks.append(pytest.mark.debug)
     elif case.in_qemu:
         marks.append(pytest.mark.qemu)
@@ -113,8 +113,8 @@ def _marks(result, kernel):
         marks.append(pytest.mark.skip(reason=f"{case.full}: set ITREE_FULL=1"))
     if case.machine and pathlib.Path(kernel).is_file() and uml.is_uml(kernel):
         marks.append(pytest.mark.skip(reason=case.machine))
-    if "-nomem-" in result and built_with("CONFIG_FAILSLAB", kernel) is False:
-        why = "this kernel has no fault injection: make kernel-uml, then --kernel-image build/kernel-uml/linux"
+    if case.config and built_with(case.config, kernel) is False:
+        why = f"this kernel has no {case.config}: make kernel-uml, then --kernel-image build/kernel-uml/linux"
         marks.append(pytest.mark.skip(reason=why))
     return marks
 

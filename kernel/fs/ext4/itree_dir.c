@@ -354,8 +354,7 @@ static struct buffer_head *visited_block(struct ext4_itree_visit *v,
 int ext4_itree_visit_block(struct ext4_itree_visit *v, ext4_lblk_t block)
 {
 	struct inode *dir = v->dir;
-	u32 blocksize = dir->i_sb->s_blocksize, lo = ITREE_KEY_INO(v->lo);
-	u32 hi = ITREE_KEY_INO(v->hi), ino, hash, minor, rlen;
+	u32 blocksize = dir->i_sb->s_blocksize, lo, hi, ino, hash, minor, rlen;
 	bool csum = ext4_has_feature_metadata_csum(dir->i_sb);
 	struct ext4_dir_entry_2 *de;
 	struct buffer_head *bh;
@@ -363,6 +362,12 @@ int ext4_itree_visit_block(struct ext4_itree_visit *v, ext4_lblk_t block)
 	u64 key;
 	int err = 0;
 
+	if (v->prepare)
+		err = v->prepare(v, ext4_itree_block_names(dir->i_sb));
+	if (err)
+		return err;
+	lo = ITREE_KEY_INO(v->lo);
+	hi = ITREE_KEY_INO(v->hi);
 	bh = visited_block(v, block);
 	if (!bh && v->strict)
 		return -EFSCORRUPTED;

@@ -54,9 +54,20 @@ struct ext4_itree_visit {
 	bool		shared;
 	int		unreadable;	/* why a block was passed over, or 0 */
 	u32		held;		/* blocks visited since it was left */
+	/*
+	 * Called before each block, to make room for @nr names.  A reader's may
+	 * leave i_rwsem.  Returns 0 or a negative error.
+	 */
+	int		(*prepare)(struct ext4_itree_visit *v, u32 nr);
 	int		(*name)(struct ext4_itree_visit *v, u64 key, u32 minor,
 				struct ext4_dir_entry_2 *de);
 };
+
+/* Names that a directory block can hold at most. */
+static inline u32 ext4_itree_block_names(const struct super_block *sb)
+{
+	return sb->s_blocksize / ext4_dir_rec_len(1, NULL);
+}
 
 int ext4_itree_visit_block(struct ext4_itree_visit *v, ext4_lblk_t block);
 int ext4_itree_visit_all(struct ext4_itree_visit *v);

@@ -47,32 +47,49 @@ static int add_run(struct ext4_itree_keys *k)
 }
 
 /**
+ * ext4_itree_keys_reserve - make room for more keys
+ * @k: keys
+ * @nr: how many
+ *
+ * Reclaims memory where it is short: to be called with no locks held.  Returns
+ * 0 or -ENOMEM.
+ */
+int ext4_itree_keys_reserve(struct ext4_itree_keys *k, u32 nr)
+{
+	int err = 0;
+
+	while (!err && (u64)k->nr_runs * RUN_KEYS < k->nr + nr)
+		err = add_run(k);
+	return err;
+}
+
+/**
  * ext4_itree_keys_add - take one more key
  * @k: keys
  * @key: need not be new
  *
- * Sleeps.  Returns 0 or -ENOMEM.
+ * Sleeps if no room was reserved.  Returns 0 or -ENOMEM.
  */
 int ext4_itree_keys_add(struct ext4_itree_keys *k, u64 key)
 {
-	u32 at = k->nr % RUN_KEYS;
 	int err;
 
 	if (k->nr >= k->max)
 		return -ENOMEM;
-	if (!at) {
-		err = add_run(k);
-		if (err)
-			return err;
-	}
-	k->run[k->nr_runs - 1][at] = key;
+	err = ext4_itree_keys_reserve(k, 1);
+	if (err)
+		return err;
+	k->run[k->nr / RUN_KEYS][k->nr % RUN_KEYS] = key;
 	k->nr++;
 	return 0;
 }
 
+/* The last run is not full, and those reserved are empty. */
 static u32 run_len(const struct ext4_itree_keys *k, u32 run)
 {
-	return min_t(u64, k->nr - (u64)run * RUN_KEYS, RUN_KEYS);
+	u64 before = (u64)run * RUN_KEYS;
+
+	return k->nr > before ? min_t(u64, k->nr - before, RUN_KEYS) : 0;
 }
 
 static int cmp_keys(const void *a, const void *b)
@@ -128,7 +145,7 @@ static void sift_down(struct ext4_itree_keys *k, u32 at)
 int ext4_itree_keys_merge(struct ext4_itree_keys *k)
 {
 	ext4_itree_keys_tidy(k);
-	if (k->sorted < k->nr_runs)
+	if (k->sorted < k->nr_runs && run_len(k, k->sorted))
 		sort(k->run[k->sorted], run_len(k, k->sorted), sizeof(u64),
 		     cmp_keys, NULL);
 	k->sorted = k->nr_runs;

@@ -212,6 +212,7 @@ static int gather_leaf(struct ext4_itree_builder *b)
 
 static int gather(struct ext4_itree_builder *b)
 {
+	u32 names = ext4_itree_block_names(b->dir->i_sb);
 	int err = 0;
 
 	/* Leaves are read in random order: have them in memory, if they fit. */
@@ -221,6 +222,9 @@ static int gather(struct ext4_itree_builder *b)
 		err = ext4_itree_let_freeze(b);
 		if (!err)
 			err = ext4_itree_check_stop(b);
+		/* Room for a leaf; only neighbours with equal hashes need more. */
+		if (!err)
+			err = ext4_itree_keys_reserve(&b->keys, names);
 		if (err)
 			break;
 		inode_lock_shared(b->dir);

@@ -28,6 +28,7 @@ struct ext4_itree_keys {
 #define EXT4_ITREE_RUN_KEYS	32768U
 
 void ext4_itree_keys_init(struct ext4_itree_keys *k);
+int ext4_itree_keys_reserve(struct ext4_itree_keys *k, u32 nr);
 int ext4_itree_keys_add(struct ext4_itree_keys *k, u64 key);
 void ext4_itree_keys_tidy(struct ext4_itree_keys *k);
 int ext4_itree_keys_merge(struct ext4_itree_keys *k);

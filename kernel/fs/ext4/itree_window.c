@@ -20,6 +20,8 @@
 
 /* Keys to take before i_rwsem is offered to waiters. */
 #define HOLD_KEYS	4096U
+/* More names than these are allocated and sorted without i_rwsem. */
+#define LARGE_WINDOW	(2 * HOLD_KEYS)
 /* Names looked up at once after a change: a small buffer takes fewer. */
 #define CHECK_NAMES	128U
 /* Keys of new names that cost less to pass by than a search in the tree. */
@@ -62,12 +64,49 @@ void ext4_itree_drop_window(struct ext4_itree_scan *s)
 	ext4_itree_return_room(s);
 }
 
+/*
+ * Reclaim for a large window can wait for a disk, and sorting it takes a while:
+ * leave i_rwsem to those who want to change the directory.
+ */
+static void leave_dir(const struct ext4_itree_scan *s, u32 names)
+{
+	if (names > LARGE_WINDOW)
+		inode_unlock_shared(s->dir);
+}
+
+static void enter_dir(const struct ext4_itree_scan *s, u32 names)
+{
+	if (names > LARGE_WINDOW)
+		inode_lock_shared(s->dir);
+}
+
+/* Small windows are sorted with i_rwsem held: nothing to check. */
+static void assert_left(const struct ext4_itree_scan *s, u32 names)
+{
+	if (names > LARGE_WINDOW)
+		lockdep_assert_not_held(&s->dir->i_rwsem);
+}
+
+/* Sorts @nr elements of @size bytes: names of the window, or their keys. */
+static void sort_window(const struct ext4_itree_scan *s, void *base, u32 nr,
+			size_t size, cmp_func_t cmp)
+{
+	assert_left(s, nr);
+	sort(base, nr, size, cmp, NULL);
+}
+
 /* A large window does not justify the OOM killer: a small one will do. */
 static gfp_t window_gfp(const struct ext4_itree_scan *s)
 {
 	return s->borrowed ?
 	       GFP_KERNEL_ACCOUNT | __GFP_RETRY_MAYFAIL | __GFP_NOWARN :
 	       GFP_KERNEL_ACCOUNT;
+}
+
+static void *alloc_array(const struct ext4_itree_scan *s, u32 nr, size_t size)
+{
+	assert_left(s, nr);
+	return kvmalloc_array(nr, size, window_gfp(s));
 }
 
 static u8 *store_text(struct ext4_itree_scan *s, const u8 *name, u32 len)
@@ -104,7 +143,7 @@ static int make_room(struct ext4_itree_scan *s, u32 room)
 
 	if (room <= s->room)
 		return 0;
-	n = kvmalloc_array(room, sizeof(*n), window_gfp(s));
+	n = alloc_array(s, room, sizeof(*n));
 	if (!n)
 		return -ENOMEM;
 	/* Names that are being placed stand behind the first s->nr. */
@@ -224,6 +263,30 @@ static struct scan_name *key_slot(struct fill *f, u64 key,
 	return NULL;
 }
 
+/* Names that the window has, with those that are being placed. */
+static u32 names_taken(const struct fill *f)
+{
+	return f->keys ? f->base + f->nr + f->extra : f->s->nr;
+}
+
+/* Makes room for the @nr names of a block; small windows grow as they come. */
+static int window_room(struct ext4_itree_visit *v, u32 nr)
+{
+	struct fill *f = container_of(v, struct fill, visit);
+	struct ext4_itree_scan *s = f->s;
+	u32 taken = names_taken(f);
+	u32 room = max(taken + nr, 2 * taken);
+	int err;
+
+	/* Below, doubling makes no large window. */
+	if (s->room <= LARGE_WINDOW / 2 || s->room - taken >= nr)
+		return 0;
+	leave_dir(s, room);
+	err = make_room(s, room);
+	enter_dir(s, room);
+	return err;
+}
+
 /*
  * Makes a place for one more name of a key.  Of two names with one key, a link
  * made since the keys were taken and the name that was there before, either may
@@ -231,7 +294,7 @@ static struct scan_name *key_slot(struct fill *f, u64 key,
  */
 static struct scan_name *extra_slot(struct fill *f)
 {
-	u32 at = f->base + f->nr + f->extra;
+	u32 at = names_taken(f);
 
 	if (at >= f->s->room && make_room(f->s, max(2 * f->s->room, 32U)))
 		return NULL;
@@ -324,21 +387,27 @@ static int fill_dots(struct ext4_itree_scan *s, u64 lo)
 
 /* --- windows of a directory with a tree --- */
 
-static int add_key(struct fill *f, u64 key)
+/* Room for the keys of the next window; i_rwsem is not held. */
+static int alloc_keys(struct fill *f)
 {
-	u64 *more;
+	struct ext4_itree_scan *s = f->s;
 
-	if (f->nr >= f->max) {
-		more = kvmalloc_array(2 * f->max, sizeof(u64),
-				      window_gfp(f->s));
-		if (!more)
-			return -ENOMEM;
-		memcpy(more, f->keys, f->nr * sizeof(u64));
-		kvfree(f->keys);
-		f->keys = more;
-		f->max *= 2;
-	}
-	f->keys[f->nr++] = key;
+	f->max = min_t(u64, s->want, max_t(u64, s->total, WINDOW_MIN));
+	f->keys = alloc_array(s, f->max, sizeof(u64));
+	return f->keys ? 0 : -ENOMEM;
+}
+
+/* Room for twice as many: more keys are equal, or have come, than expected. */
+static int grow_keys(struct fill *f)
+{
+	u64 *more = alloc_array(f->s, 2 * f->max, sizeof(u64));
+
+	if (!more)
+		return -ENOMEM;
+	memcpy(more, f->keys, f->nr * sizeof(u64));
+	kvfree(f->keys);
+	f->keys = more;
+	f->max *= 2;
 	return 0;
 }
 
@@ -353,8 +422,8 @@ static u64 last_run(struct fill *f, u64 lo)
 }
 
 /*
- * Takes keys until there are enough, a node has to be read, or others have
- * waited for long enough: then -EAGAIN, without a missing node.
+ * Takes keys until there are enough, a node has to be read, there is no room for
+ * more, or others have waited for long enough: the latter three are -EAGAIN.
  */
 static int walk_keys(struct fill *f, struct ext4_itree *et, u64 lo, u32 want)
 {
@@ -375,9 +444,12 @@ static int walk_keys(struct fill *f, struct ext4_itree *et, u64 lo, u32 want)
 				break;
 			}
 		}
-		ret = add_key(f, key);
-		if (!ret)
-			ret = itree_next(&cur);
+		if (f->nr >= f->max) {
+			ret = -EAGAIN;
+			break;
+		}
+		f->keys[f->nr++] = key;
+		ret = itree_next(&cur);
 	}
 	itree_cursor_release(&cur);
 	return ret;
@@ -416,10 +488,15 @@ static int take_keys(struct fill *f, u64 lo, u32 want)
 			break;
 		if (fatal_signal_pending(current))
 			return -ERESTARTSYS;
-		if (et.missing)
+		if (f->nr >= f->max) {
+			inode_unlock_shared(s->dir);
+			ret = grow_keys(f);
+			inode_lock_shared(s->dir);
+		} else if (et.missing) {
 			ret = ext4_itree_load(s->dir, et.missing, &pin);
-		else
+		} else {
 			ret = ext4_itree_relax(s->dir);
+		}
 		if (ret == -ENOENT)
 			return ret;
 		if (ret)
@@ -647,15 +724,33 @@ static bool any_left(struct fill *f)
 	return left;
 }
 
+/* Copies the keys taken, in the order of their names in the htree. */
+static int sort_by_hash(const struct fill *f, u64 **by_hash)
+{
+	*by_hash = alloc_array(f->s, f->nr, sizeof(u64));
+	if (!*by_hash)
+		return -ENOMEM;
+	memcpy(*by_hash, f->keys, f->nr * sizeof(u64));
+	sort_window(f->s, *by_hash, f->nr, sizeof(u64), cmp_hashes);
+	return 0;
+}
+
 /* Visits what holds the names of the keys taken. */
 static int find_names(struct fill *f)
 {
 	struct ext4_itree_scan *s = f->s;
 	u32 blocks = s->dir->i_size >> s->dir->i_blkbits;
-	u64 *by_hash;
-	int err;
+	bool all = visits_all(s, f->nr);
+	u64 *by_hash = NULL;
+	int err = 0;
 
+	leave_dir(s, f->nr);
 	start_finding(f);
+	if (!all)
+		err = sort_by_hash(f, &by_hash);
+	enter_dir(s, f->nr);
+	if (err)
+		return err;
 	/*
 	 * Reading the inodes of the window before may have pushed the
 	 * directory out of memory: better all of it at once than leaf by leaf.
@@ -665,13 +760,8 @@ static int find_names(struct fill *f)
 		ext4_itree_ahead_dir(s->dir, 0);
 		inode_lock_shared(s->dir);
 	}
-	if (visits_all(s, f->nr))
+	if (all)
 		return ext4_itree_visit_all(&f->visit);
-	by_hash = kvmalloc_array(f->nr, sizeof(u64), window_gfp(s));
-	if (!by_hash)
-		return -ENOMEM;
-	memcpy(by_hash, f->keys, f->nr * sizeof(u64));
-	sort(by_hash, f->nr, sizeof(u64), cmp_hashes, NULL);
 	err = ext4_itree_load_index(s->dir);
 	if (!err)
 		err = visit_leaves(f, by_hash);
@@ -685,7 +775,9 @@ static int find_names(struct fill *f)
 	 * The htree leads nowhere, or not to all names: before the tree is
 	 * called bad, look at the leaves, which are all there.
 	 */
+	leave_dir(s, f->nr);
 	start_finding(f);
+	enter_dir(s, f->nr);
 	return ext4_itree_visit_all(&f->visit);
 }
 
@@ -726,22 +818,19 @@ static void sort_runs(struct fill *f)
 	}
 }
 
-/* Room for the keys of the next window. */
-static int alloc_keys(struct fill *f)
-{
-	struct ext4_itree_scan *s = f->s;
-
-	f->max = min_t(u64, s->want, max_t(u64, s->total, WINDOW_MIN));
-	f->keys = kvmalloc_array(f->max, sizeof(u64), window_gfp(s));
-	return f->keys ? 0 : -ENOMEM;
-}
-
 /* Finds the names of the keys taken, which are those of a window from @lo on. */
 static int name_keys(struct fill *f, u64 lo)
 {
 	struct ext4_itree_scan *s = f->s;
-	int err = make_room(s, s->nr + f->nr);
+	u32 room = s->nr + f->nr;
+	int err;
 
+	/* Some spare room, see window_room(). */
+	if (room > LARGE_WINDOW / 2)
+		room += ext4_itree_block_names(s->dir->i_sb);
+	leave_dir(s, room);
+	err = make_room(s, room);
+	enter_dir(s, room);
 	f->visit.lo = lo;
 	f->visit.hi = s->win_hi;
 	f->base = s->nr;
@@ -752,25 +841,33 @@ static int name_keys(struct fill *f, u64 lo)
 static void keep_named(struct fill *f)
 {
 	struct ext4_itree_scan *s = f->s;
+	u32 names = names_taken(f);
 
+	leave_dir(s, names);
 	pass_by(f);
 	if (!f->extra)
 		sort_runs(f);
 	s->nr += f->nr;
 	if (f->extra) {
-		sort(s->names, s->nr, sizeof(*s->names), cmp_names, NULL);
+		sort_window(s, s->names, s->nr, sizeof(*s->names), cmp_names);
 		once_each(s);
 	}
+	enter_dir(s, names);
 }
 
 static int fill_from_tree(struct fill *f, u64 lo)
 {
 	struct ext4_itree_scan *s = f->s;
+	u32 want = s->want;
 	int err;
 
+	leave_dir(s, want);
 	err = alloc_keys(f);
+	enter_dir(s, want);
+	if (!err && !ext4_itree_usable(s->dir))
+		err = -ESTALE;
 	if (!err)
-		err = take_keys(f, lo, s->want);
+		err = take_keys(f, lo, want);
 	if (!err)
 		err = count_keys(f, lo);
 	if (err || !f->nr)
@@ -801,11 +898,24 @@ static int list_key(struct ext4_itree_visit *v, u64 key, u32 minor,
 	struct fill *f = container_of(v, struct fill, visit);
 	struct ext4_itree_scan *s = f->s;
 
-	if (s->list->nr * sizeof(u64) >= s->list_borrowed &&
-	    !ext4_itree_borrow_list(s))
-		return -ENOMEM;
 	f->top = max(f->top, key);
 	return ext4_itree_keys_add(s->list, key);
+}
+
+/* Makes room in the list for the @nr names of a block. */
+static int list_room(struct ext4_itree_visit *v, u32 nr)
+{
+	struct ext4_itree_scan *s = container_of(v, struct fill, visit)->s;
+	int err;
+
+	if ((s->list->nr + nr) * sizeof(u64) <= s->list_borrowed)
+		return 0;
+	if (!ext4_itree_borrow_list(s))
+		return -ENOMEM;
+	inode_unlock_shared(s->dir);
+	err = ext4_itree_keys_reserve(s->list, nr);
+	inode_lock_shared(s->dir);
+	return err;
 }
 
 /*
@@ -828,8 +938,10 @@ static int gather_list(struct fill *f, u64 lo)
 	f->visit.lo = lo;
 	f->visit.hi = ~0ULL;
 	f->visit.name = list_key;
+	f->visit.prepare = list_room;
 	err = ext4_itree_visit_all(&f->visit);
 	f->visit.name = fill_name;
+	f->visit.prepare = window_room;
 	if (!err) {
 		inode_unlock_shared(s->dir);
 		err = ext4_itree_keys_merge(s->list);
@@ -846,13 +958,16 @@ static int gather_list(struct fill *f, u64 lo)
 	return 0;
 }
 
-/* Takes the next run of keys; equal keys stay together. */
+/* Takes the next run of keys; equal keys stay together.  Needs no i_rwsem. */
 static int take_listed(struct fill *f, u64 lo)
 {
 	struct ext4_itree_scan *s = f->s;
-	int err = 0;
+	int err;
 	u64 key;
 
+	err = alloc_keys(f);
+	if (err)
+		return err;
 	ext4_itree_keys_seek(s->list, lo);
 	s->last = true;
 	while (!err && ext4_itree_keys_next(s->list, &key)) {
@@ -860,7 +975,10 @@ static int take_listed(struct fill *f, u64 lo)
 			s->last = false;
 			break;
 		}
-		err = add_key(f, key);
+		if (f->nr >= f->max)
+			err = grow_keys(f);
+		if (!err)
+			f->keys[f->nr++] = key;
 	}
 	s->win_hi = s->last ? ~0ULL : f->keys[f->nr - 1];
 	return err;
@@ -876,10 +994,11 @@ static int fill_from_list(struct fill *f, u64 lo)
 		return -ENOMEM;
 	if (!s->list || s->list_lo > lo)
 		err = gather_list(f, lo);
-	if (!err)
-		err = alloc_keys(f);
-	if (!err)
+	if (!err) {
+		inode_unlock_shared(s->dir);
 		err = take_listed(f, lo);
+		inode_lock_shared(s->dir);
+	}
 	s->by_sweep = true;
 	if (err || !f->nr)
 		return err;
@@ -904,18 +1023,27 @@ static int select_key(struct ext4_itree_visit *v, u64 key, u32 minor,
 	struct fill *f = container_of(v, struct fill, visit);
 
 	f->top = max(f->top, key);
-	if (key > f->bound)
+	if (key <= f->bound)
+		f->keys[f->nr++] = key;
+	return 0;
+}
+
+/* Makes room in the selection for the @nr names of a block. */
+static int select_room(struct ext4_itree_visit *v, u32 nr)
+{
+	struct fill *f = container_of(v, struct fill, visit);
+
+	if (f->nr + nr <= f->max)
 		return 0;
-	f->keys[f->nr++] = key;
-	if (f->nr == f->max) {
-		/* Keep the lower half; keys above it belong to later windows. */
-		sort(f->keys, f->nr, sizeof(u64), cmp_keys, NULL);
-		f->nr /= 2;
-		f->bound = f->keys[f->nr - 1];
-		/* The first pass over the directory also tells where it ends. */
-		if (f->s->pass->end != ~0ULL)
-			v->hi = f->bound;
-	}
+	/* Keep the lower half; keys above it belong to later windows. */
+	inode_unlock_shared(v->dir);
+	sort_window(f->s, f->keys, f->nr, sizeof(u64), cmp_keys);
+	inode_lock_shared(v->dir);
+	f->nr /= 2;
+	f->bound = f->keys[f->nr - 1];
+	/* The first pass over the directory also tells where it ends. */
+	if (f->s->pass->end != ~0ULL)
+		v->hi = f->bound;
 	return 0;
 }
 
@@ -928,20 +1056,26 @@ static int select_bound(struct fill *f, u64 lo)
 	struct ext4_itree_scan *s = f->s;
 	int err;
 
+	/* The names of a block more: there is room for all of them, or none. */
 	f->max = 2 * min3(max(s->want, WINDOW_MAX), WINDOW_SORT,
-			  ext4_itree_window_limit(s));
+			  ext4_itree_window_limit(s)) +
+		 ext4_itree_block_names(s->dir->i_sb);
+	inode_unlock_shared(s->dir);
 	f->keys = kvmalloc_array(f->max, sizeof(u64), GFP_KERNEL_ACCOUNT);
+	inode_lock_shared(s->dir);
 	if (!f->keys)
 		return -ENOMEM;
 	f->bound = ~0ULL;
 	f->visit.lo = lo;
 	f->visit.hi = ~0ULL;
 	f->visit.name = select_key;
+	f->visit.prepare = select_room;
 	err = ext4_itree_visit_all(&f->visit);
 	/* Names that come behind it later are younger than the pass. */
 	if (!err && s->pass->end == ~0ULL && f->bound != ~0ULL)
 		s->pass->end = f->top;
 	f->visit.name = fill_name;
+	f->visit.prepare = window_room;
 	kvfree(f->keys);
 	f->keys = NULL;
 	return err;
@@ -950,6 +1084,7 @@ static int select_bound(struct fill *f, u64 lo)
 static int fill_by_sorting(struct fill *f, u64 lo)
 {
 	struct ext4_itree_scan *s = f->s;
+	u32 names;
 	int err;
 
 	s->counting = false;
@@ -970,9 +1105,12 @@ static int fill_by_sorting(struct fill *f, u64 lo)
 		return err;
 	s->win_hi = f->bound;
 	s->last = f->bound == ~0ULL;
-	sort(s->names, s->nr, sizeof(*s->names), cmp_names, NULL);
+	names = s->nr;
+	leave_dir(s, names);
+	sort_window(s, s->names, names, sizeof(*s->names), cmp_names);
 	if (disturbed(s))
 		once_each(s);
+	enter_dir(s, names);
 	return 0;
 }
 
@@ -1064,7 +1202,12 @@ static int fill_from_blocks(struct ext4_itree_scan *s, struct fill *f)
 static int fill_window(struct file *file, struct ext4_itree_scan *s)
 {
 	struct fill f = {
-		.visit = { .dir = s->dir, .name = fill_name, .shared = true },
+		.visit = {
+			.dir = s->dir,
+			.name = fill_name,
+			.prepare = window_room,
+			.shared = true,
+		},
 		.s = s,
 	};
 	struct buffer_head *root = NULL;

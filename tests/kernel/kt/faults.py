@@ -365,5 +365,5 @@ for _id in ("remount-ro", "continue"):
 for _kind, _percent in (("failslab", 2), ("fail_page_alloc", 50)):
     case(
         f"faults-nomem-{_kind}", "faults", {"seed": 5, "kind": _kind, "percent": _percent}, mkfs=("-b", "1024"),
-        size="96M", allow=LOG, cost=60, limit=2000,
+        size="96M", allow=LOG, cost=60, limit=2000, config="CONFIG_FAILSLAB",
     )(nomem)  # fmt: skip

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import string
 import subprocess
 
 from kt import change, scans
 from kt.cgroups import control_groups, join, small_group
-from kt.guest import QUIET, Guest
+from kt.guest import PATIENCE, QUIET, Guest
 from kt.misses import ITABLE, Reads
 from kt.positions import Stream
 from kt.registry import case
@@ -80,6 +82,21 @@ case("memorder-reads", "scans", {"bs": 4096, "n": 40000, **OPTION}, itree=False,
      mkfs=("-b", "4096", "-N", "60000", "-I", "256"))(inodes_in_order)  # fmt: skip
 
 
+def list_in_group(g: Guest, path: str, mib: int) -> dict[str, int]:
+    """Inodes by name, as a reader lists them whose control group has little memory."""
+    argv = [g.job["helper"], "dump", "--dir", path]
+    with control_groups("memory") as where:
+        group = where / "small"
+        small_group(group, mib)
+        res = subprocess.run(
+            argv, capture_output=True, text=True, check=False, timeout=200 * PATIENCE, preexec_fn=lambda: join(group)
+        )
+    g.equal(res.returncode, 0, f"listing in {mib} MiB: {res.stderr}")
+    # Position, inode, type and name, this in hexadecimal digits.
+    entries = [line.split() for line in res.stdout.splitlines() if not line.startswith("STAT")]
+    return {bytes.fromhex(words[3]).decode(): int(words[1]) for words in entries if len(words) == 4}
+
+
 def too_large(g: Guest) -> None:
     """A reader without the memory for a directory gets it in hash order, whole, and another one in inode order."""
     d, n = g.path(), g.p["n"]
@@ -89,17 +106,7 @@ def too_large(g: Guest) -> None:
     for name in names:
         os.mknod(os.path.join(d, name))
     g.again()
-    argv = [g.job["helper"], "dump", "--dir", d]
-    with control_groups("memory") as where:
-        group = where / "small"
-        small_group(group, 8)
-        res = subprocess.run(
-            argv, capture_output=True, text=True, check=False, timeout=200, preexec_fn=lambda: join(group)
-        )
-    g.equal(res.returncode, 0, f"listing in 8 MiB: {res.stderr}")
-    # Position, inode, type and name, this in hexadecimal digits.
-    told = [line.split() for line in res.stdout.splitlines() if not line.startswith("STAT")]
-    got = {bytes.fromhex(words[3]).decode(): int(words[1]) for words in told if len(words) == 4}
+    got = list_in_group(g, d, 8)
     g.equal(sorted(set(got) - {".", ".."}), names, "names")
     inodes = list(got.values())
     g.want(inodes != sorted(inodes), f"a directory of {os.stat(d).st_size} bytes was put in order in 8 MiB")
@@ -139,6 +146,41 @@ case("memorder-list", "scans", {"bs": 1024, "n": 120000, **OPTION}, itree=False,
 
 case("memorder-linked", "scans", {"bs": 4096, "n": 50000, **OPTION}, itree=False, size="512M", cost=15,
      mkfs=(*change.MKFS, "-E", f"hash_seed={change.HASH_SEED}"))(change.linked)  # fmt: skip
+
+
+def unlocked(g: Guest) -> None:
+    """Large windows are allocated and sorted without i_rwsem: lockdep_assert_not_held() in the kernel checks it."""
+    g.mount()
+    g.t("fill", "--dir", g.path(), "--model", g.model(), "--n", g.p["n"], "--names", "mixed")
+    g.again()
+    g.listing()
+
+
+def selected(g: Guest) -> None:
+    """A directory of more keys than the list can hold: each window selects its own, which are sorted unlocked, too."""
+    d = g.path()
+    g.mount()
+    os.mkdir(d)
+    # The shortest entries, tightly packed: few blocks for so many names, or the listing would take hash order.
+    names = ["".join(c) for c in itertools.islice(itertools.product(string.ascii_lowercase, repeat=4), g.p["n"])]
+    for name in names:
+        os.mknod(os.path.join(d, name))
+    g.umount()
+    g.run(g.tool("e2fsck"), "-fyD", g.dev, check=False)
+    g.mount()
+    got = list_in_group(g, d, 8)
+    g.equal(sorted(set(got) - {".", ".."}), names, "names")
+    inodes = [i for name, i in got.items() if name not in (".", "..")]
+    g.want(inodes == sorted(inodes), f"a directory of {os.stat(d).st_size} bytes was not put in order")
+
+
+for _id, _func, _itree, _params in (
+    ("reader-unlocked", unlocked, True, {"n": 30000}),
+    ("memorder-unlocked", unlocked, False, {"n": 30000, **OPTION}),
+    ("memorder-selected", selected, False, {"n": 67000, **OPTION}),
+):
+    case(_id, "scans", _params, itree=_itree, mkfs=("-b", "4096", "-N", "80000"), config="CONFIG_LOCKDEP", cost=30,
+         limit=900)(_func)  # fmt: skip
 
 # What listings guarantee while the directory changes.
 for _id, _func, _params, _cost in (

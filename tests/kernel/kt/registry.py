@@ -48,6 +48,7 @@ class Case:
     few: int = 0  # without ITREE_FULL=1 only so many of them
     prepares: bool = False  # only run to prepare an image
     machine: str = ""  # why it takes a virtual machine, not a kernel that is a program of the host
+    config: str = ""  # an option that the kernel must have; our debug kernel has it
     slow: bool = False
     full: str = ""  # why it takes ITREE_FULL=1 to run it
 
@@ -55,6 +56,11 @@ class Case:
     def fast_commit(self) -> bool:
         """Is that feature set? No tool sets it together with the itree; the runner does, as on a volume from before."""
         return "fast_commit" in self.features.split(",")
+
+    @property
+    def on_debug(self) -> bool:
+        """Does `make test` run it on the debug kernel?"""
+        return self.group in ON_DEBUG or bool(self.config)
 
     @property
     def in_qemu(self) -> bool:
