@@ -68,7 +68,11 @@ def write_trace(path: Path, requests: Iterable[Request]) -> None:
 def read_trace(path: Path) -> list[Request]:
     requests = []
     with gzip.open(path, "rt") as lines:
-        if next(lines, "").rstrip("\n") != HEADER:
+        try:
+            first = next(lines, "").rstrip("\n")
+        except (gzip.BadGzipFile, EOFError, UnicodeDecodeError):
+            first = ""
+        if first != HEADER:
             raise ValueError(f"{path}: not a trace made by bench/requests")
         for number, line in enumerate(lines, 2):
             parts = line.rstrip("\n").split("\t")

@@ -11,7 +11,9 @@ import lab
 from model import pricing
 from trace import records
 
-plot = pytest.importorskip("draw.plot", reason="matplotlib is missing: run `make deps`")
+pytest.importorskip("matplotlib", reason="matplotlib is missing: run `make deps`")
+from draw import plot  # noqa: E402
+
 demo = tb.load_script(lab.BENCH / "demo")
 peers = tb.load_script(lab.BENCH / "peers")
 
