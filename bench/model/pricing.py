@@ -74,7 +74,9 @@ def one_pass(requests: Iterable[Request], disk: Disk = SAS10K) -> float:
     """Seconds to read what these requests read, each sector once and front to back.
 
     What the same work costs as its blocks lie, gaps included, when nothing is
-    read twice and the head goes over the disk once.
+    read twice and the head goes over the disk once. It is a bound for every
+    order of reading, so commands cost nothing: how long a request may be is
+    up to the reader.
     """
     spans: list[list[int]] = []
     for first, end in sorted((r.sector, r.sector + r.sectors) for r in requests if r.is_read and r.sectors):
@@ -82,7 +84,7 @@ def one_pass(requests: Iterable[Request], disk: Disk = SAS10K) -> float:
             spans[-1][1] = max(end, spans[-1][1])
         else:
             spans.append([first, end])
-    return price((Request(0.0, "R", first, end - first, "") for first, end in spans), disk).seconds
+    return price((Request(0.0, "R", first, end - first, "") for first, end in spans), disk.without_commands()).seconds
 
 
 def on_all_disks(requests: list[Request]) -> dict[str, dict[str, float]]:

@@ -56,9 +56,27 @@ def test_longer_seeks_never_take_less(disk):
 @pytest.mark.parametrize("disk", ROTATING, ids=by_name)
 def test_random_reads_a_second_follow_from_seek_and_latency(disk):
     sheet = disk.sheet
-    expected = 1000 / (sheet.average_seek_ms + sheet.latency_ms + 4.096 / sheet.megabytes_per_second)
+    expected = 1000 / (disk.miss + sheet.average_seek_ms + sheet.latency_ms + 4.096 / sheet.megabytes_per_second)
     count = 4000
     assert count / pricing.price(random_reads(disk, count), disk).seconds == pytest.approx(expected, rel=0.04)
+
+
+def test_commands_cost_what_the_sheet_says():
+    assert (SAS10K.hit, SAS10K.miss) == (SAS10K.sheet.hit_ms, SAS10K.sheet.miss_ms)
+
+
+def test_random_reads_take_as_long_as_the_sheet_says():
+    count = 4000
+    seconds = pricing.price(random_reads(SAS10K, count, 512), SAS10K).seconds
+    assert seconds / count * 1000 == pytest.approx(SAS10K.sheet.random_read_ms, rel=0.05)
+
+
+@pytest.mark.parametrize("disk", ROTATING, ids=by_name)
+def test_small_requests_in_order_are_limited_by_their_commands(disk):
+    count = 1000
+    seconds = pricing.price(sequential(count, 4096), disk).seconds
+    assert seconds == pytest.approx(count * (disk.hit + disk.transfer_ms(4096)) / 1000)
+    assert count / seconds < 1000 / disk.hit
 
 
 @pytest.mark.parametrize("disk", ROTATING, ids=by_name)

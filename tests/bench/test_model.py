@@ -29,31 +29,31 @@ def test_nothing_costs_nothing():
     assert pricing.price([]) == pricing.Price()
 
 
-def test_sequential_from_zero_is_transfer_alone():
-    # 75 MB in two requests, end to end: one second
+def test_sequential_from_zero_is_commands_and_transfer():
+    # 75 MB in two requests, end to end: one second, and two commands of 30 us
     half = 75_000_000 // 2 // 512
     total = pricing.price([req(0, half), req(half, half)])
     assert total.requests == 2
     assert total.seeks == 0
-    assert total.seconds == pytest.approx(2 * half * 512 / 75e6)
+    assert total.seconds == pytest.approx(2 * half * 512 / 75e6 + 60e-6, rel=1e-9)
 
 
 def test_one_far_request():
-    # a quarter of the disk: 7.05 ms of seek and turn, 0.0546 ms of transfer
+    # a quarter of the disk: 0.4 ms of command, 7.05 ms of seek and turn, 0.0546 ms of transfer
     sector = 73_242_187
     total = pricing.price([req(sector, 8)])
     x = sector * 512 / 150e9
-    assert total.seconds * 1000 == pytest.approx(0.4 + 7.3 * x**0.5 + 3 + 4096 / 75e6 * 1000)
-    assert total.seconds * 1000 == pytest.approx(7.1046, abs=1e-3)
+    assert total.seconds * 1000 == pytest.approx(0.4 + 0.4 + 7.3 * x**0.5 + 3 + 4096 / 75e6 * 1000)
+    assert total.seconds * 1000 == pytest.approx(7.5046, abs=1e-3)
     assert (total.requests, total.seeks, total.bytes) == (1, 1, 4096)
 
 
 def test_small_gap_is_read_through():
-    # 75,264 bytes of gap (147 sectors) at 75 MB/s: 1.00352 ms, less than any seek
+    # 75,264 bytes of gap (147 sectors) at 75 MB/s: 1.00352 ms, less than any seek; both commands are cached
     total = pricing.price([req(0, 8), req(8 + 147, 8)])
     assert total.seeks == 1
     assert total.read_through == 1
-    assert total.seconds * 1000 == pytest.approx(1.00352 + 2 * 4096 / 75e3)
+    assert total.seconds * 1000 == pytest.approx(2 * 0.03 + 1.00352 + 2 * 4096 / 75e3)
 
 
 def test_one_pass_reads_everything_once_and_in_order():
@@ -69,7 +69,7 @@ def test_gap_of_2_mib_is_sought_because_that_is_less():
     total = pricing.price([req(0, 8), req(8 + 4096, 8)])
     assert total.seeks == 1
     assert total.read_through == 0
-    assert total.seconds * 1000 == pytest.approx(3.4273 + 2 * 4096 / 75e3, abs=1e-4)
+    assert total.seconds * 1000 == pytest.approx(0.03 + 0.4 + 3.4273 + 2 * 4096 / 75e3, abs=1e-4)
 
 
 def test_the_lesser_of_both_turns_over_at_some_257_kb():
@@ -83,7 +83,7 @@ def test_backward_is_a_seek_however_near():
     total = pricing.price([req(0, 16), req(8, 8)])
     assert total.seeks == 1
     x = 4096 / 150e9
-    assert total.seconds * 1000 == pytest.approx(0.4 + 7.3 * x**0.5 + 3 + (8192 + 4096) / 75e3, rel=1e-9)
+    assert total.seconds * 1000 == pytest.approx(0.03 + 0.4 + 0.4 + 7.3 * x**0.5 + 3 + (8192 + 4096) / 75e3, rel=1e-9)
 
 
 def test_order_is_kept():
