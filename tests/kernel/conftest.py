@@ -120,14 +120,11 @@ def _marks(result, kernel):
 
 
 def pytest_generate_tests(metafunc):
-    """Modules name their group; each result of its cases is a test of its own."""
-    group = getattr(metafunc.module, "GROUP", None)
-    if group and "result" in metafunc.fixturenames:
+    """Parametrise by the results of all cases, group by group: `-k ops` selects a group, `-k ops:` only that."""
+    if "result" in metafunc.fixturenames:
         kernel = metafunc.config.option.kernel_image
-        metafunc.parametrize(
-            "result",
-            [pytest.param(r, id=r, marks=_marks(r, kernel)) for r in registry.results_of(group)],
-        )
+        results = [(g, r) for g in registry.groups() for r in registry.results_of(g)]
+        metafunc.parametrize("result", [pytest.param(r, id=f"{g}:{r}", marks=_marks(r, kernel)) for g, r in results])
 
 
 @pytest.fixture

@@ -149,6 +149,10 @@ def load() -> dict[str, Case]:
     return CASES
 
 
+def groups() -> list[str]:
+    return sorted({c.group for c in load().values() if not c.prepares})
+
+
 def results_of(group: str) -> list[str]:
     return [r for c in load().values() if c.group == group and not c.prepares for r in c.results()]
 
