@@ -8,15 +8,12 @@ import pathlib
 import re
 import shutil
 import subprocess
-import sys
 
 import pytest
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
 VENV = REPO / "build" / "venv" / "bin"
 SBIN = REPO / "build" / "e2fsprogs" / "root" / "sbin"
-sys.path[:0] = [str(REPO / "packaging" / "lib"), str(REPO / "packaging" / "sources"), str(REPO / "tests" / "vm"),
-                str(pathlib.Path(__file__).parent)]  # fmt: skip
 
 # A play costs seconds of processor time; continuous integration has two minutes for all of this.
 full = pytest.mark.skipif(not os.environ.get("ITREE_FULL"), reason="more plays of the same kind: set ITREE_FULL=1")
@@ -139,7 +136,7 @@ def tools():
 @pytest.fixture(scope="session")
 def repos(tmp_path_factory):
     """The release of the kernel under test, and repositories from which a host can have it."""
-    # Here, since it wants run() from above, and sys.path.
+    # Imported here, since it takes run() from this file.
     import machine_packages
     import vm
 

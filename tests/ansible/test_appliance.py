@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """The role appliance: this machine is appliance and client, with an sshd on a loopback port."""
 
-import importlib
 import pathlib
 import socket
 import subprocess
-import sys
 import time
 
 import pytest
 from conftest import REPO, full, run
+from itree_backup import config
 
 APPLIANCE = REPO / "image" / "appliance"
 USER = "itree-test-client"
@@ -80,12 +79,7 @@ class Pair:
 
     def host(self):
         """What itree-backup reads from the host's file."""
-        sys.path.insert(0, str(APPLIANCE / "usr/lib/itree-backup"))
-        try:
-            config = importlib.import_module("itree_backup.config")
-            return config.host(config.settings(self.conf), "mx1")
-        finally:
-            sys.path.pop(0)
+        return config.host(config.settings(self.conf), "mx1")
 
 
 @pytest.fixture

@@ -11,11 +11,10 @@ import pathlib
 import re
 import shutil
 import subprocess
-import sys
+
+import treebuild as tb
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPO / "packaging" / "lib"))
-import treebuild as tb  # noqa: E402
 
 BUILD = REPO / "build" / "e2fsprogs"
 OURS = REPO / "e2fsprogs" / "overlay" / "tests"

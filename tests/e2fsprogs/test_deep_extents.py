@@ -5,14 +5,11 @@ import hashlib
 import os
 import re
 import subprocess
-import sys
 
+import configs
 import pytest
 from bigdir import bigdir, fill, htree
-from conftest import REPO, SEG, make
-
-sys.path.append(str(REPO / "tests" / "walker"))
-import configs
+from conftest import SEG, make
 
 # Names of 240 bytes that ext2fs_htree_build() puts into a block
 NAMES = {1024: 4, 2048: 7, 4096: 14}

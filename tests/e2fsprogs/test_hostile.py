@@ -7,18 +7,15 @@ import re
 import shutil
 import struct
 import subprocess
-import sys
 
+import bases
+import check
+import fuzzing
+import hostile
+import ondisk
 import pytest
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPO / "tests" / "hostile"))
-import bases  # noqa: E402
-import check  # noqa: E402
-import fuzzing  # noqa: E402
-import hostile  # noqa: E402
-import ondisk  # noqa: E402
-
 SEEDS = 300
 STEP = 25
 LEAF_TAIL = struct.pack("<IHBB", 0, 12, 0, 0xDE)

@@ -2,14 +2,11 @@
 """e2fsck on directories whose extents lead to the same blocks: names stay, and one run is enough."""
 
 import struct
-import sys
 
+import ondisk
 import pytest
 from bigdir import bigdir, fill, free_blocks, htree
-from conftest import REPO, make
-
-sys.path.append(str(REPO / "tests" / "hostile"))
-import ondisk
+from conftest import make
 
 BLOCKS = 425  # an extent tree of depth 2: six leaves of at most 83 extents
 NAMES = BLOCKS * 4

@@ -6,15 +6,12 @@ import pathlib
 import re
 import shutil
 import subprocess
-import sys
 
+import configs
 import pytest
+import walker
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPO / "tests" / "walker"))
-import configs  # noqa: E402
-import walker  # noqa: E402
-
 FULL = bool(os.environ.get("ITREE_FULL"))
 # Enough walks for what test_walks() wants them to have reached
 WALKS = 10000 if FULL else 90

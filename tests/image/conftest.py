@@ -18,12 +18,6 @@ import pytest
 REPO = pathlib.Path(__file__).resolve().parents[2]
 APPLIANCE = REPO / "image" / "appliance"
 COMMAND = APPLIANCE / "usr" / "bin" / "itree-backup"
-sys.path[:0] = [
-    str(APPLIANCE / "usr" / "lib" / "itree-backup"),
-    str(pathlib.Path(__file__).parent),
-    str(REPO / "packaging" / "lib"),
-    str(REPO / "tests" / "vm"),
-]
 sys.dont_write_bytecode = True
 
 

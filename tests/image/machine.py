@@ -4,16 +4,12 @@
 import os
 import pathlib
 import subprocess
-import sys
 import time
 
 import pytest
 import treebuild as tb
+import vm
 from conftest import REPO, port, run
-
-sys.path.append(str(REPO / "tests" / "vm"))
-
-import vm  # noqa: E402
 
 IMAGE = REPO / "build" / "image" / "itree-backup.raw"
 SLOW = 1800  # seconds that a boot may take without KVM on a busy machine

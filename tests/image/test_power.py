@@ -8,15 +8,11 @@ power.py is what happens between two cuts.
 import os
 import pathlib
 import random
-import sys
 
 import pytest
+import uml
+import vm
 from conftest import REPO, run
-
-sys.path.append(str(REPO / "tests" / "vm"))
-
-import uml  # noqa: E402
-import vm  # noqa: E402
 
 # ITREE_KERNEL=build/kernel-uml/linux: under KASAN and lockdep, and without emulation.
 KERNEL = pathlib.Path(os.environ.get("ITREE_KERNEL") or vm.DEFAULT_KERNEL).absolute()

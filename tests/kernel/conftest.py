@@ -3,15 +3,11 @@
 
 import os
 import pathlib
-import sys
 import zlib
 
 import pytest
-
-sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent), str(pathlib.Path(__file__).resolve().parents[1] / "vm")]
-
-import uml  # noqa: E402
-from kt import registry  # noqa: E402
+import uml
+from kt import registry
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
 

@@ -6,11 +6,10 @@ import pathlib
 import re
 import sys
 
+import configs
 import vm
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPO / "tests" / "walker"))
-import configs  # noqa: E402
 
 FULL = bool(os.environ.get("ITREE_FULL"))
 WALKS = 300 if FULL else 6

@@ -2,12 +2,10 @@
 """What the tests of the module share: the distribution's kernel with the module in it."""
 
 import pathlib
-import sys
 
 import pytest
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(REPO / "tests" / "vm"), str(REPO / "packaging" / "sources"), str(REPO / "packaging" / "lib")]
 
 
 @pytest.fixture(scope="session")

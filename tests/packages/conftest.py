@@ -5,19 +5,14 @@ import os
 import pathlib
 import shutil
 import subprocess
-import sys
 
+import boothost
+import debhost
 import pytest
+import roots
+from roots import there
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(REPO / "packaging" / "lib"), str(REPO / "packaging" / "sources"), str(REPO / "tests" / "vm"),
-                str(pathlib.Path(__file__).parent)]  # fmt: skip
-
-import boothost  # noqa: E402
-import debhost  # noqa: E402
-import roots  # noqa: E402
-from roots import there  # noqa: E402
-
 # The kernel that is packaged. The small one costs twelve minutes of one processor,
 # cold, the server's the better part of an hour.
 KERNEL = os.environ.get("ITREE_PACKAGE_KERNEL", "small")

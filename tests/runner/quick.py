@@ -108,6 +108,7 @@ RULES = (
     ("*.md", "docs lint"),
     ("MAINTAINERS", "lint"),
     ("LICENSE", "lint"),
+    ("pytest.ini", f"{ALL_USE_LIB} docs kernel"),
     ("ruff.toml", "lint"),
 )  # fmt: skip
 

@@ -12,12 +12,10 @@ import re
 import stat
 import struct
 import subprocess
-import sys
 
 import pytest
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPO / "packaging" / "lib"))
 HERE = REPO / "coreutils-patches"
 ROOT = REPO / "build" / "coreutils-patches" / "root"
 FS_IOC_FIEMAP = 0xC020660B

@@ -5,13 +5,12 @@ import pathlib
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 
+import sources
+import treebuild as tb
+
 REPO = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(REPO / "packaging" / "sources"), str(REPO / "packaging" / "lib")]
-import sources  # noqa: E402
-import treebuild as tb  # noqa: E402
 
 SERIES = sources.read_lock()["linux"].version
 

@@ -9,15 +9,11 @@ to be listed, once. They are mounted with errors=remount-ro, which no damage of 
 
 from __future__ import annotations
 
-import sys
+import bases
 
 from kt.corrupt import BAD_TREE
 from kt.guest import Guest
-from kt.registry import REPO, case
-
-sys.path.insert(0, str(REPO / "tests" / "hostile"))
-
-import bases  # noqa: E402
+from kt.registry import case
 
 SEEDS, ALL_SEEDS = 16, 100
 FEW, MANY = 60, 180  # of each of the eleven bases

@@ -13,21 +13,19 @@ import queue
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 import traceback
 
+import bases
+import damage_tree
+import hostile
+import vm
+
+from kt import hostside, registry
+
 REPO = pathlib.Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(REPO / "tests" / "vm"), str(REPO / "tests" / "hostile")]
-import bases  # noqa: E402
-import damage_tree  # noqa: E402
-import hostile  # noqa: E402
-import vm  # noqa: E402
-
-from kt import hostside, registry  # noqa: E402
-
 FULL = bool(os.environ.get("ITREE_FULL"))
 
 HERE = REPO / "tests" / "kernel"
