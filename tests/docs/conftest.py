@@ -4,7 +4,6 @@ import pathlib
 import sys
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPO / "tests" / "packages"))
 sys.dont_write_bytecode = True
 
 FULL = bool(os.environ.get("ITREE_FULL"))

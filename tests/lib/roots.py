@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import time
 
-HERE = pathlib.Path(__file__).parent
+HERE = pathlib.Path(__file__).resolve().parents[1] / "packages"
 # What runs in a root, and the libraries that our packages and these need.
 PROGRAMS = ("/bin/dash", "/bin/bash", "/bin/ls", "/bin/cat", "/bin/rm", "/bin/mkdir", "/bin/tar", "/bin/readlink",
             "/usr/bin/dirname", "/usr/bin/touch", "/usr/bin/seq", "/usr/bin/xargs")  # fmt: skip
