@@ -7,9 +7,9 @@ import os
 import pathlib
 import re
 import shutil
-import subprocess
 
 import pytest
+from command import run
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
 VENV = REPO / "build" / "venv" / "bin"
@@ -17,18 +17,6 @@ SBIN = REPO / "build" / "e2fsprogs" / "root" / "sbin"
 
 # A play costs seconds of processor time; continuous integration has two minutes for all of this.
 full = pytest.mark.skipif(not os.environ.get("ITREE_FULL"), reason="more plays of the same kind: set ITREE_FULL=1")
-
-
-def run(*argv, ok=(0,), env=None, **kwargs):
-    """Run a command; (exit code, everything it printed)."""
-    kwargs.setdefault("timeout", 600)
-    res = subprocess.run(
-        [str(a) for a in argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        errors="replace", check=False, env={**os.environ, "LC_ALL": "C.UTF-8", **(env or {})}, **kwargs,
-    )  # fmt: skip
-    if ok is not None:
-        assert res.returncode in ok, f"{argv}: exit code {res.returncode}\n{res.stdout}"
-    return res.returncode, res.stdout
 
 
 class Played:

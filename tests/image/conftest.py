@@ -14,23 +14,12 @@ import sys
 import time
 
 import pytest
+from command import run
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
 APPLIANCE = REPO / "image" / "appliance"
 COMMAND = APPLIANCE / "usr" / "bin" / "itree-backup"
 sys.dont_write_bytecode = True
-
-
-def run(*argv, ok=(0,), input_=None, **kwargs):
-    """Run a command; (exit code, everything it printed). input_: text for its standard input."""
-    kwargs.setdefault("timeout", 300)
-    kwargs |= {"input": input_} if input_ is not None else {"stdin": subprocess.DEVNULL}
-    kwargs.setdefault("stdout", subprocess.PIPE)
-    kwargs.setdefault("stderr", subprocess.STDOUT)
-    res = subprocess.run([str(a) for a in argv], text=True, errors="replace", check=False, **kwargs)
-    if ok is not None:
-        assert res.returncode in ok, f"{argv}: exit code {res.returncode}\n{res.stdout}\n{res.stderr or ''}"
-    return res.returncode, res.stdout
 
 
 def units_root(top, *trees):

@@ -23,7 +23,7 @@ def build_image(*options, keep=False, **env):
     if os.geteuid():
         pytest.skip("building the image wants the rights of root")
     if not (keep and IMAGE.exists()):
-        run(REPO / "image" / "build", *options, env={**os.environ, **env}, timeout=7200)
+        run(REPO / "image" / "build", *options, env=env, timeout=7200)
 
 
 class Booted:

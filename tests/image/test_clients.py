@@ -566,8 +566,7 @@ class SetUp:
                    "setup.timers = lambda names: print('timers:', *names)\n"
                    f"sys.argv = ['itree-backup', '--config', {str(self.conf)!r}, 'setup']\n"
                    "sys.exit(cli.main())\n")  # fmt: skip
-        env = {k: v for k, v in os.environ.items() if k != "CREDENTIALS_DIRECTORY"}
-        return run(sys.executable, "-B", "-c", program, ok=ok, env=env)[1]
+        return run(sys.executable, "-B", "-c", program, ok=ok, env={"CREDENTIALS_DIRECTORY": None})[1]
 
 
 @pytest.fixture

@@ -179,7 +179,7 @@ def test_setup(tmp_path):
     (creds / "itree-backup.host.mx1").write_text("[host]\npaths = /srv/mail")
     (creds / "itree-backup.known-hosts").write_text("mx1 ssh-ed25519 AAAA")
     (creds / "something.else").write_text("x")
-    env = {**os.environ, "CREDENTIALS_DIRECTORY": str(creds)}
+    env = {"CREDENTIALS_DIRECTORY": str(creds)}
     argv = (COMMAND, "--config", conf, "setup", "--no-timers")
     said = run(*argv, env=env)[1]
     assert "hosts: mx1" in said and "something.else: not one of ours" in said and "is not mounted" in said

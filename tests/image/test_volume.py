@@ -50,7 +50,7 @@ class Disk:
         return self.path.with_suffix(".state.format")
 
     def __call__(self, what, ok=(0,), tools=SBIN):
-        env = {**os.environ, "PATH": f"{tools}:{SBIN}:{os.environ['PATH']}"}
+        env = {"PATH": f"{tools}:{SBIN}:{os.environ['PATH']}"}
         return run(COMMAND, what, self.node, "--state", self.state, ok=ok, env=env)[1]
 
     @property

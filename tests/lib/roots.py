@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Roots to install RPMs into, and a small distribution for them made from this host's files."""
 
+import functools
 import os
 import pathlib
 import re
 import shutil
-import subprocess
 import time
+
+import command
 
 HERE = pathlib.Path(__file__).resolve().parents[1] / "packages"
 # What runs in a root, and the libraries that our packages and these need.
@@ -17,15 +19,8 @@ LIBRARIES = ("libblkid.so.1", "libuuid.so.1", "libcom_err.so.2", "libss.so.2", "
              "libxxhash.so.0", "libz.so.1", "libzstd.so.1")  # fmt: skip
 
 
-def call(*argv, ok=(0,), **kwargs):
-    """Run a command; (exit code, everything it printed)."""
-    res = subprocess.run(
-        [str(a) for a in argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        errors="replace", check=False, env={**os.environ, "LC_ALL": "C.UTF-8", "LANGUAGE": ""}, **kwargs,
-    )  # fmt: skip
-    if ok is not None:
-        assert res.returncode in ok, f"{argv}: exit code {res.returncode}\n{res.stdout}"
-    return res.returncode, res.stdout
+# Package managers may take longer than other commands.
+call = functools.partial(command.run, timeout=None)
 
 
 def there(name, index="repo/repodata"):

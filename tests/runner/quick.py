@@ -84,6 +84,7 @@ RULES = (
     ("tests/upstream", "e2fsprogs:test_upstream.py"),
     ("tests/*.md", "lint"),
     ("tests/core/*", "core"),
+    ("tests/lib/command.py", "sources:test_command.py packages docs e2fsprogs tools ansible image"),
     ("tests/lib/*", "packages docs"),
     ("tests/vm/test_*", "vm"),
     ("tests/vm/chromium.py", "docs:test_site.py image:test_browser.py"),

@@ -93,7 +93,8 @@ def test_targets_of_a_file(name, wanted):
 @pytest.mark.parametrize("module, rule", [("treebuild", "packaging/lib/treebuild.py"), ("vm", "tests/vm/vm.py"),
                                           ("stock", "tests/vm/stock.py"), ("uml", "tests/vm/uml.py"),
                                           ("firmware", "tests/vm/firmware.py"), ("roots", "tests/lib/roots.py"),
-                                          ("debhost", "tests/lib/debhost.py")])  # fmt: skip
+                                          ("debhost", "tests/lib/debhost.py"), ("command", "tests/lib/command.py")]
+)  # fmt: skip
 def test_suites_that_import_a_helper_run_when_it_changes(module, rule):
     users, uses = set(), (["import", module], ["from", module])
     for path in REPO.glob("tests/*/*.py"):

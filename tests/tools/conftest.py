@@ -13,6 +13,7 @@ import stat
 import struct
 import subprocess
 
+import command
 import pytest
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
@@ -21,17 +22,12 @@ ROOT = REPO / "build" / "coreutils-patches" / "root"
 FS_IOC_FIEMAP = 0xC020660B
 
 
-def run(*argv, ok=True, **kwargs):
-    """Run a command; its output. With ok=False the finished process, whatever it said."""
-    kwargs.setdefault("timeout", 300)
-    kwargs["env"] = {**os.environ, "LC_ALL": "C", **kwargs.get("env", {})}
-    res = subprocess.run(
-        [str(a) for a in argv], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, **kwargs
-    )
-    if not ok:
-        return res
-    assert res.returncode == 0, f"{argv} ended with {res.returncode}:\n{res.stdout[-2000:]}{res.stderr[-2000:]}"
-    return res.stdout
+def run(*argv, ok=True, env=None, **kwargs):
+    """Run a command; its output. With ok=False the finished process, whatever it printed."""
+    __tracebackhide__ = True
+    codes, env = (0,) if ok else None, {"LC_ALL": "C", **(env or {})}
+    res = command.finished(*argv, ok=codes, env=env, **{"stderr": subprocess.PIPE, **kwargs})
+    return res.stdout if ok else res
 
 
 def built(name):
