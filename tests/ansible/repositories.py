@@ -44,19 +44,31 @@ def apt(top, version="1", recommended=""):
 
     Of one package, and another that it recommends, if that has a name.
     """
-    repo, tree = top / "apt", top / "tree"
+    fields = f"Recommends: {recommended}\n" if recommended else ""
+    return apt_relations(top, {NAME: (version, fields), **({recommended: (version, "")} if recommended else {})},
+                         {NAME: {FILE: "there\n"}})  # fmt: skip
+
+
+def apt_relations(top, packages, contents=None):
+    """An APT repository of packages {name: (version, lines of control)}; (its directory, its key).
+
+    contents: {name: {path: text}}, for packages that are not empty. Files of etc become conffiles.
+    """
+    repo = top / "apt"
     repo.mkdir(parents=True)
-    (tree / "DEBIAN").mkdir(parents=True)
-    (tree / FILE).parent.mkdir(parents=True)
-    (tree / FILE).write_text("there\n")
-    packages = {NAME: f"Recommends: {recommended}\n", recommended: ""} if recommended else {NAME: ""}
-    for name, relation in packages.items():
+    for name, (version, fields) in packages.items():
+        tree, files = top / "tree" / name, (contents or {}).get(name, {})
+        (tree / "DEBIAN").mkdir(parents=True)
+        for path, text in files.items():
+            (tree / path).parent.mkdir(parents=True, exist_ok=True)
+            (tree / path).write_text(text)
+            (tree / path).chmod(0o755 if text.startswith("#!") else 0o644)
+        (tree / "DEBIAN" / "conffiles").write_text("".join(f"/{path}\n" for path in files if path.startswith("etc/")))
         (tree / "DEBIAN" / "control").write_text(
             f"Package: {name}\nVersion: {version}\nArchitecture: all\nMaintainer: Nobody <nobody@itree.invalid>\n"
-            f"{relation}Description: nothing\n"
+            f"{fields}Description: nothing\n"
         )
         run("dpkg-deb", "--root-owner-group", "--build", tree, repo / f"{name}_{version}_all.deb")
-        shutil.rmtree(tree / "usr", ignore_errors=True)
     return repo, sign_apt(repo, top)
 
 

@@ -68,7 +68,7 @@ def mail(host, repo, release):
     return {
         "itree_repo_url": "file:///srv/itree",
         "itree_repo_key": str(repo[1]),
-        "itree_packages_apt": ["e2fsprogs", "libext2fs2"],
+        "itree_packages_apt": ["e2fsprogs"],
         "itree_kernel_reboot": True,
         # The test kernel's release has no itree in it, the broken one's has.
         "itree_kernel_pattern": f"^{release}$|itree",

@@ -118,8 +118,9 @@ def test_real_packages(collection, sandbox, tmp_path):
     assert "itree" not in before
     variables = {"itree_repo_url": f"file://{tmp_path}/ours", "itree_repo_key": str(key)}
     collection.role("repo", before=sandbox.before, **variables).good()
-    collection.role("packages", before=sandbox.before).good()
-    assert collection.role("packages", before=sandbox.before).good().changed() == {"here": 0}
+    packages = {"itree_packages_apt": ["e2fsprogs"]}
+    collection.role("packages", before=sandbox.before, **packages).good()
+    assert collection.role("packages", before=sandbox.before, **packages).good().changed() == {"here": 0}
     assert sandbox.run(*query).count("itree") == 2
     assert "e4itree" in sandbox.run("e4itree", "--version")
     role(collection, sandbox).good()
