@@ -50,6 +50,7 @@ BAD = (
     ("check", {"itree_check_on_failure": "mail root"}, "name of a service or target"),
     ("check", {"itree_check_calendar": "daily\nOnBootSec=1"}, "a line each"),
     ("gate", {"itree_gate_services": []}, "A gate that asks nothing"),
+    ("gate", {"itree_gate_kernel": "perhaps"}, "value of itree_gate_kernel must be one of"),
     ("gate", {"itree_gate_ports": [0]}, "from 1 to 65535"),
     ("gate", {"itree_gate_commands": ["true"]}, "itree_gate_commands"),
     ("gate", {"itree_gate_commands": [[]]}, "lists of words"),

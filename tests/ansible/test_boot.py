@@ -310,3 +310,40 @@ def test_versions():
 def test_no_loader(tmp_path):
     with pytest.raises(boot.BootError, match="by hand"):
         boot.loader("auto", lambda argv: (1, "", ""), lambda name: None, str(tmp_path))
+
+
+def bzimage(build):
+    """The head of an x86 kernel image: the magic number of its header, and where its version is."""
+    data = bytearray(0x400)
+    data[0x202:0x206] = b"HdrS"
+    data[0x20E:0x210] = (0x100).to_bytes(2, "little")
+    return bytes(data[:0x300]) + f"{OLD} (builder@host) {build}".encode() + b"\0"
+
+
+@pytest.mark.parametrize(("running", "installed", "wanted"), [
+    ("6.1.0-9-amd64", ["6.1.0-9-amd64", "6.1.0-10-amd64"], "6.1.0-10-amd64"),
+    ("6.1.0-10-amd64", ["6.1.0-9-amd64", "6.1.0-10-amd64"], ""),
+    ("6.1.0-9-amd64", ["6.1.0-10-cloud-amd64", "6.1.0-9-amd64"], ""),
+    ("6.1.0-9-amd64", ["6.12.57+deb12-amd64", "6.1.0-9-amd64"], "6.12.57+deb12-amd64"),
+    ("6.14.5-300.fc42.x86_64", ["6.15.3-200.fc43.x86_64", "0-rescue-0123456789abcdef"], "6.15.3-200.fc43.x86_64"),
+    ("6.12.0-55.9.1.el10_0.x86_64", ["6.12.0-124.8.1.el10_1.x86_64"], "6.12.0-124.8.1.el10_1.x86_64"),
+    # The distribution's kernel does not replace ours.
+    (NEW, [NEW, "6.19.0-1-amd64"], ""),
+    (NEW, [NEW, "6.12.118-20261128-itree"], "6.12.118-20261128-itree"),
+])  # fmt: skip
+def test_waiting(tmp_path, running, installed, wanted):
+    for n, release in enumerate(installed):
+        path = tmp_path / (f"usr/lib/modules/{release}/vmlinuz" if n % 2 else f"boot/vmlinuz-{release}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    assert boot.waiting(running, "#1", tmp_path) == wanted
+
+
+def test_waiting_other_build(tmp_path):
+    """An update may keep the release: the image in /boot is then another build than the running kernel."""
+    (tmp_path / "boot").mkdir()
+    (tmp_path / "boot" / f"vmlinuz-{OLD}").write_bytes(bzimage("#1 SMP Debian 6.1.150-1 (2026-08-01)"))
+    assert boot.waiting(OLD, "#1 SMP Debian 6.1.150-1 (2026-08-01)", tmp_path) == ""
+    assert boot.waiting(OLD, "#1 SMP Debian 6.1.148-1 (2026-07-01)", tmp_path) == OLD
+    (tmp_path / "boot" / f"vmlinuz-{OLD}").write_bytes(b"not x86")
+    assert boot.waiting(OLD, "#1 SMP", tmp_path) == ""

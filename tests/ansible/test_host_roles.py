@@ -83,6 +83,19 @@ def test_dnf(collection, sandbox, tmp_path):
     assert "/etc/yum.repos.d/itree.repo" not in sandbox.changes()
 
 
+def test_gate_kernel(collection, sandbox):
+    """The gate prints an update of the running kernel that was not booted, or fails; it ignores other flavours."""
+    release = os.uname().release
+    sandbox.put(f"/usr/lib/modules/999.{release}-rt/vmlinuz", "")
+    fail = {"itree_gate_kernel": "fail"}
+    collection.role("gate", before=sandbox.before, **fail).good()
+    sandbox.put(f"/usr/lib/modules/999.{release}/vmlinuz", "")
+    words = f"here runs {release}, and 999.{release} is installed: reboot to get its fixes"
+    collection.role("gate", before=sandbox.before, **fail).bad(words)
+    said = collection.role("gate", before=sandbox.before, itree_gate_commands=[["true"]]).good()
+    assert words in " ".join(said.text.split()) and said.changed() == {"here": 0}
+
+
 UNITS = ("/etc/systemd/system/itree-check.service", "/etc/systemd/system/itree-check.timer")
 
 

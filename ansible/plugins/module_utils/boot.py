@@ -7,6 +7,7 @@ Kernels are named by their release, as `uname -r` prints it.
 from __future__ import annotations
 
 import dataclasses
+import glob
 import json
 import os
 import re
@@ -43,6 +44,43 @@ def release_of(path):
     """The release in the name of a kernel image; empty if it has none."""
     match = re.search(r"vmlinu[xz]-(\S+)$", path)
     return match[1] if match else ""
+
+
+def flavour(release):
+    """The part of a release that updates of its package keep: amd64, cloud-amd64, x86_64, itree."""
+    parts = re.split(r"[-.+~]", release)
+    if "itree" in parts:
+        return "itree"
+    return "-".join(p for p in parts if not re.fullmatch(r"\d+|(fc|el)\d+(_\d+)?|(deb|bpo)\d*", p))
+
+
+def build_of(path):
+    """The build that an x86 kernel image contains, as `uname -v` prints it; empty if it cannot be read."""
+    try:
+        with open(path, "rb") as handle:
+            head = handle.read(0x210)
+            if head[0x202:0x206] != b"HdrS":
+                return ""
+            handle.seek(int.from_bytes(head[0x20E:0x210], "little") + 0x200)
+            text = handle.read(512).split(b"\0")[0].decode(errors="replace")
+    except OSError:
+        return ""
+    return text.partition(") ")[2].strip()
+
+
+def waiting(running, build, root="/"):
+    """The release of an installed kernel that replaces the running one at the next boot; empty if none does.
+
+    It is newer and of the same flavour, or another build of the same release.
+    """
+    images = {release_of(path): path for path in glob.glob(os.path.join(root, "boot/vmlinuz-*"))}
+    for path in glob.glob(os.path.join(root, "usr/lib/modules/*/vmlinuz")):
+        images.setdefault(os.path.basename(os.path.dirname(path)), path)
+    newest = newest_first([running, *(r for r in images if flavour(r) == flavour(running))])[0]
+    if newest != running:
+        return newest
+    installed = build_of(images.get(running, ""))
+    return running if installed and installed != build else ""
 
 
 def parse_grub(text):

@@ -64,6 +64,15 @@ kernel_release:
   returned: success
   type: str
   sample: 6.12.117
+kernel_waiting:
+  description:
+    - The release of an installed kernel that is newer than the running one and of the same flavour, such as a
+      security update that was not booted. Empty if there is no such kernel.
+    - The running release itself if its image in C(/boot) is another build. Only images for x86 show their build.
+  returned: success
+  type: str
+  version_added: "0.3.0"
+  sample: 6.12.118-1-itree
 kernel_advice:
   description: What to do if it does not; else empty.
   returned: success
@@ -114,7 +123,7 @@ volumes:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.itree.storage.plugins.module_utils import ext4
+from ansible_collections.itree.storage.plugins.module_utils import boot, ext4
 
 
 def main():
@@ -128,11 +137,13 @@ def main():
         except ext4.Ext4Error as err:
             module.fail_json(msg=str(err))
     known, advice = ext4.kernel_feature()
+    kernel = os.uname()
     module.exit_json(
         changed=False,
         kernel_feature=known,
         module_feature=ext4.module_feature(),
-        kernel_release=os.uname().release,
+        kernel_release=kernel.release,
+        kernel_waiting=boot.waiting(kernel.release, kernel.version),
         kernel_advice=advice,
         volumes=found,
     )
