@@ -47,6 +47,8 @@ RULES = (
     ("packaging/advise/*", "bench:test_advise.py packages:test_deb.py packages:test_release.py"),
     ("packaging/deb/ext4itree/*", "packages:test_module_deb.py"),
     ("packaging/deb/kernel/*", "packages:test_kernel_deb.py"),
+    ("packaging/deb/server/*", "packages:test_*deb* packages:test_changelog.py ansible:test_recommended.py"),
+    ("packaging/deb/advise/*", "packages:test_*deb* packages:test_changelog.py ansible:test_recommended.py"),
     ("packaging/deb/*", "packages:test_*deb* packages:test_changelog.py"),
     ("packaging/rpm/try-on-host", "module"),
     ("packaging/rpm/ext4itree*", "packages:test_module_rpm.py"),
