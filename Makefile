@@ -11,8 +11,8 @@ OF_BASE = $(addprefix --base ,$(BASE))
 # As it was typed: make leaves the $ in it alone.
 export ITREE_CMD := $(value CMD)
 
-.PHONY: help deps fetch kernel kernel-debug kernel-uml kernel-uml-fast kernel-series kernel-releases e2fsprogs vm demo test test-quick lint format clean distclean \
-	srpm rpm repo deb release image image-run tools test-packages test-tools test-ansible test-image \
+.PHONY: help deps fetch kernel kernel-debug kernel-uml kernel-uml-fast kernel-releases e2fsprogs vm demo test test-quick lint format clean distclean \
+	srpm rpm repo deb release series image image-run tools test-packages test-tools test-ansible test-image \
 	module test-module test-stock test-bases kernel-uml-early kernel-demo xfstests soak site test-core test-docs test-sources test-bench test-e2fsprogs test-vm test-kernel test-qemu test-debug test-kernel-debug fuzz-e2fsck
 
 help: ## this list
@@ -42,9 +42,6 @@ kernel-demo: ## the least that `make demo` runs on, such a program, too, into bu
 kernel-uml-early: ## such a program, too, whose trees begin at 2 blocks, into build/kernel-uml-early/linux: for xfstests
 	@kernel/build --uml --fast --tree-from 2 --out build/kernel-uml-early
 
-kernel-series: ## cover letter and patches for the mailing list into build/kernel-series (CHECK=1: compile after each)
-	@kernel/series $(OF_BASE) $(if $(CHECK),--check)
-
 kernel-releases: ## check that the patches apply to every 6.12.y (BASE=7.3: 7.3.y) the package mirror offers, and compile
 	@kernel/releases $(OF_BASE)
 
@@ -70,6 +67,9 @@ repo: ## a signed repository of both in build/packages/repo (ITREE_SIGN_KEY=FILE
 
 deb: ## .debs into build/packages/DEBS/RELEASE, a signed APT repository in build/packages/apt/RELEASE (RELEASE=trixie: another)
 	@packaging/deb/build repo $(addprefix --release ,$(RELEASE))
+
+series: ## mails for Linux, e2fsprogs, tar, rsync and coreutils into build/series (PROJECT=linux, BASE=6.12: less; CHECK=1: compile after each)
+	@packaging/series $(PROJECT) $(OF_BASE) $(if $(CHECK),--check)
 
 release: $(PYTHON) ## what a web server shows, signed: repositories, appliance, collection, bill of materials, in build/release (hours; PART=bookworm, NAME='e2fsprogs ext4itree': less)
 	@$(PYTHON) packaging/release/build $(NAME) $(addprefix --part ,$(PART))
