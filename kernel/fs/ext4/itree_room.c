@@ -2,24 +2,24 @@
 /*
  * How many names the windows of scans may have.
  *
- * Each window of a large directory takes a visit of most of its blocks, so
- * that few large windows cost less than many small ones: in processor time
- * always, and in reads where the directory does not stay in memory.  But names
- * are kernel memory that a reader can hold for as long as it likes.  So windows
- * grow with the limit of the reader's control group, and all scans together
- * are bounded by the memory of the machine.  At that bound, a scan goes on with
- * windows of WINDOW_MAX names, which every scan may have.
+ * Each window of a large directory takes a visit of most of its blocks, so few
+ * large windows cost less than many small ones: always in processor time, and
+ * in reads if the directory does not stay in memory.  But names are kernel
+ * memory that a reader can hold for as long as it likes.  So the size of
+ * windows depends on the limit of the reader's control group, and that of all
+ * windows together on the memory of the machine.  At that bound, a scan
+ * continues with windows of WINDOW_MAX names, which every scan may have.
  *
  * How many names fit is estimated from earlier windows; the limit is in bytes.
  *
- * In place of a tree, a scan may have a list of all keys (itree_window.c), which
+ * Without a tree, a scan may have a list of all keys (itree_window.c), which
  * counts like a window.
  *
- * Between the calls of a reader its window and list can be reclaimed, like a
+ * Between the calls of a reader, its window and list can be reclaimed, like a
  * cache.  They are charged to the memory control group of the reader that began
- * the scan, and a shrinker drops them when that group or the machine needs
- * memory: the least recently used first.  The next call fills a small window
- * from where the reader is.
+ * the scan.  When that group or the machine needs memory, a shrinker drops the
+ * least recently used first.  The next call fills a small window from the
+ * reader's position.
  */
 #include <linux/fs.h>
 #include <linux/list_lru.h>
@@ -35,13 +35,13 @@
 
 /*
  * One window may take a 16th of the memory, or half of that if the directory
- * stays in memory as well: that is worth more then.  All of them together may
+ * stays in memory as well, which is then of more use.  All windows together may
  * take an eighth.
  */
 #define ONE_SHARE	16
 #define KEPT_SHARE	32
 #define ALL_SHARE	8
-/* Windows of a directory without a tree that is worth to be put in order. */
+/* A directory without a tree is sorted if it takes at most so many windows. */
 #define MOST_WINDOWS	16U
 
 static atomic_long_t borrowed = ATOMIC_LONG_INIT(0);
@@ -49,9 +49,8 @@ static atomic_long_t borrowed = ATOMIC_LONG_INIT(0);
 /**
  * ext4_itree_memory - how much memory a reader may count on
  *
- * Its pages and names are charged to its memory control group, so the limits of
- * that group and of its ancestors apply, and the size of the machine.
- * Returns pages.
+ * Returns pages: the memory of the machine, or the least limit of the reader's
+ * memory control group and its ancestors, to which pages and names are charged.
  */
 unsigned long ext4_itree_memory(void)
 {
@@ -72,7 +71,7 @@ unsigned long ext4_itree_memory(void)
 }
 
 /**
- * ext4_itree_make_room - have memory reclaimed before a run of inodes is read
+ * ext4_itree_make_room - reclaim memory before a run of inodes is read
  * @sb: file system
  * @inodes: how many, at most some hundred
  *
@@ -81,8 +80,8 @@ unsigned long ext4_itree_memory(void)
  * such a charge finds nothing to reclaim and the OOM killer ends the reader.
  * Allocations that may evict inodes make room first, and are freed at once.
  *
- * May sleep in reclaim; takes no lock.  Returns false if there is no room, and
- * the run is better left to the reader's own look-ups.
+ * May sleep in reclaim; takes no lock.  Returns false if there is no room; the
+ * run is then better left to the reader's own look-ups.
  */
 bool ext4_itree_make_room(struct super_block *sb, unsigned int inodes)
 {
@@ -93,7 +92,7 @@ bool ext4_itree_make_room(struct super_block *sb, unsigned int inodes)
 	bool ok = true;
 	unsigned int i;
 
-	/* Without a limit there is page cache, or the whole machine is short. */
+	/* Without a limit, page cache can be reclaimed in place of inodes. */
 	if (ext4_itree_memory() >= totalram_pages())
 		return true;
 	for (i = 0; ok && i < DIV_ROUND_UP(bytes, PAGE_SIZE); i++) {
@@ -109,12 +108,12 @@ bool ext4_itree_make_room(struct super_block *sb, unsigned int inodes)
 }
 
 /*
- * Of a name in a window, but its text: its place and its key, which is there
- * twice while the window is filled.
+ * Bytes of a name in a window, without its text: its slot, and its key, of
+ * which there are two copies while the window is filled.
  */
 #define PLACE_BYTES	(sizeof(struct scan_name) + 2 * sizeof(u64))
 
-/* Before there is a window, text is taken to be as long as its entry. */
+/* Bytes of text per name.  For the first window, the size of an entry. */
 static u32 text_bytes(const struct ext4_itree_scan *s)
 {
 	u64 bytes = s->dir->i_size, names = max(s->total, 1ULL);
@@ -153,11 +152,11 @@ u64 ext4_itree_list_limit(void)
 }
 
 /**
- * ext4_itree_sorts - are the names of a large directory put in order in memory?
+ * ext4_itree_sorts - are the names of a large directory sorted in memory?
  * @dir: directory without a tree, i_rwsem held
  *
- * Their keys have to fit into a list, and as each window takes a visit of all
- * blocks, these have to stay in memory and the windows have to be few.
+ * The keys have to fit into a list.  As each window takes a visit of all
+ * blocks, the blocks have to stay in memory and the windows have to be few.
  */
 bool ext4_itree_sorts(struct inode *dir)
 {
@@ -183,10 +182,10 @@ static bool borrow(unsigned long bytes)
 }
 
 /**
- * ext4_itree_borrow_room - ask for a window of more than WINDOW_MAX names
- * @s: the scan, which has none borrowed; s->want says how many names
+ * ext4_itree_borrow_room - reserve a window of more than WINDOW_MAX names
+ * @s: the scan, with nothing borrowed; s->want says how many names
  *
- * Returns false if others have too much.
+ * Returns false if other scans have too much.
  */
 bool ext4_itree_borrow_room(struct ext4_itree_scan *s)
 {
@@ -203,8 +202,8 @@ bool ext4_itree_borrow_room(struct ext4_itree_scan *s)
 }
 
 /**
- * ext4_itree_return_room - give back what ext4_itree_borrow_room() gave
- * @s: the scan, with anything borrowed or nothing
+ * ext4_itree_return_room - undo ext4_itree_borrow_room()
+ * @s: the scan, which need not have anything borrowed
  */
 void ext4_itree_return_room(struct ext4_itree_scan *s)
 {
@@ -214,10 +213,10 @@ void ext4_itree_return_room(struct ext4_itree_scan *s)
 }
 
 /**
- * ext4_itree_borrow_list - ask for room for another run of keys in the list
+ * ext4_itree_borrow_list - reserve room for another run of keys in the list
  * @s: the scan
  *
- * Returns false if others have too much.
+ * Returns false if other scans have too much.
  */
 bool ext4_itree_borrow_list(struct ext4_itree_scan *s)
 {
@@ -229,7 +228,7 @@ bool ext4_itree_borrow_list(struct ext4_itree_scan *s)
 	return true;
 }
 
-/* Takes the list off the scan; the caller frees it. */
+/* Detaches the list from the scan; the caller frees it. */
 static struct ext4_itree_keys *take_list(struct ext4_itree_scan *s)
 {
 	struct ext4_itree_keys *list = s->list;
@@ -248,7 +247,7 @@ static void free_list(struct ext4_itree_keys *list)
 }
 
 /**
- * ext4_itree_drop_list - forget the keys of a directory without a tree
+ * ext4_itree_drop_list - drop the keys of a directory without a tree
  * @s: the scan, in a call or about to be freed
  */
 void ext4_itree_drop_list(struct ext4_itree_scan *s)
@@ -259,11 +258,11 @@ void ext4_itree_drop_list(struct ext4_itree_scan *s)
 /* --- reclaim --- */
 
 static struct kmem_cache *scan_cache;
-/* Scans that have a window and are in no call, least recently used first. */
+/* Scans with a window that are between calls, least recently used first. */
 static struct list_lru idle_scans;
 static struct shrinker *window_shrinker;
 
-/* Stands where the names of a window stood that is to be freed. */
+/* A window to be freed; overwrites its names. */
 struct dropped {
 	struct dropped	*next;
 	struct text_chunk *text;
@@ -272,7 +271,7 @@ struct dropped {
 
 static_assert(sizeof(struct dropped) <= sizeof(struct scan_name));
 
-/* Takes the window off an idle scan, whose reader cannot come in between. */
+/* Detaches the window of an idle scan; the lock of the LRU stops its reader. */
 static enum lru_status drop_idle(struct list_head *item,
 				 struct list_lru_one *list, void *arg)
 {
@@ -293,7 +292,7 @@ static enum lru_status drop_idle(struct list_head *item,
 	s->room = 0;
 	s->text = NULL;
 	s->want = WINDOW_ANEW;
-	/* Frees nothing any more. */
+	/* Frees nothing: all of it has been detached. */
 	ext4_itree_drop_window(s);
 	return LRU_REMOVED;
 }
@@ -373,7 +372,7 @@ int __init ext4_itree_init(void)
 		goto free_shrinker;
 	window_shrinker->count_objects = count_idle;
 	window_shrinker->scan_objects = shrink_idle;
-	/* Few objects, and each of them large. */
+	/* There are few objects, and each of them is large. */
 	window_shrinker->batch = 1;
 	shrinker_register(window_shrinker);
 	return 0;

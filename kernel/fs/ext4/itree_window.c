@@ -2,10 +2,10 @@
 /*
  * A window of a scan in inode order: the names of the next run of keys.
  *
- * The keys come from the tree, or, in a large directory without one, from a list
- * that one pass over its blocks gathers when the listing begins.  Then each
- * directory block is visited at most once a window, and the names are put in the
- * order of the keys.
+ * The keys come from the tree, or, in a large directory without one, from a
+ * list that one pass over its blocks gathers when the listing begins.  Then
+ * each window visits a directory block at most once and puts the names in the
+ * order of their keys.
  */
 #include <linux/fs.h>
 #include <linux/buffer_head.h>
@@ -22,9 +22,9 @@
 #define HOLD_KEYS	4096U
 /* More names than these are allocated and sorted without i_rwsem. */
 #define LARGE_WINDOW	(2 * HOLD_KEYS)
-/* Names looked up at once after a change: a small buffer takes fewer. */
+/* Names to look up again after a change; a small buffer takes fewer. */
 #define CHECK_NAMES	128U
-/* Keys of new names that cost less to pass by than a search in the tree. */
+/* Stepping over so many new keys costs less than another search. */
 #define CHECK_STEPS	16U
 
 /**
@@ -41,7 +41,7 @@ void ext4_itree_free_text(struct text_chunk *text)
 	}
 }
 
-/* Forgets the names of the window, keeps the room for them if it is small. */
+/* Drops the names of the window.  A small array stays allocated. */
 void ext4_itree_drop_window(struct ext4_itree_scan *s)
 {
 	s->valid = false;
@@ -65,8 +65,8 @@ void ext4_itree_drop_window(struct ext4_itree_scan *s)
 }
 
 /*
- * Reclaim for a large window can wait for a disk, and sorting it takes a while:
- * leave i_rwsem to those who want to change the directory.
+ * Allocating a large window may wait for the disk in reclaim, and sorting it
+ * takes a while: release i_rwsem, so that writers need not wait.
  */
 static void leave_dir(const struct ext4_itree_scan *s, u32 names)
 {
@@ -116,7 +116,7 @@ static u8 *store_text(struct ext4_itree_scan *s, const u8 *name, u32 len)
 	u8 *p;
 
 	if (!c || c->used + len > c->size) {
-		/* Longer names than those before: not more than was lent. */
+		/* The names are longer than estimated: keep to the budget. */
 		if (s->borrowed && s->text_taken > s->text_room)
 			return NULL;
 		c = kvmalloc(bytes, window_gfp(s));
@@ -124,7 +124,7 @@ static u8 *store_text(struct ext4_itree_scan *s, const u8 *name, u32 len)
 			return NULL;
 		s->text_taken += bytes;
 		c->next = s->text;
-		/* Hashing reads whole words, also of the last name. */
+		/* Hashing reads whole words, even past the last name. */
 		c->size = bytes - sizeof(*c) - sizeof(long);
 		c->used = 0;
 		s->text = c;
@@ -146,7 +146,7 @@ static int make_room(struct ext4_itree_scan *s, u32 room)
 	n = alloc_array(s, room, sizeof(*n));
 	if (!n)
 		return -ENOMEM;
-	/* Names that are being placed stand behind the first s->nr. */
+	/* Names being placed lie beyond s->nr, so copy the whole array. */
 	if (s->room)
 		memcpy(n, s->names, s->room * sizeof(*n));
 	kvfree(s->names);
@@ -182,7 +182,7 @@ static int store_name(struct ext4_itree_scan *s, u64 key, u32 ino, u8 type,
 	return err;
 }
 
-/* By key, equal keys by name: an order that outlives the window. */
+/* Orders names of equal keys alike in every window. */
 int ext4_itree_cmp_text(const u8 *a, u32 alen, const u8 *b, u32 blen)
 {
 	int c = memcmp(a, b, min(alen, blen));
@@ -206,15 +206,15 @@ struct fill {
 	u64	*keys;			/* of the tree or list, or a selection */
 	u32	nr;
 	u32	max;
-	u64	bound;			/* selection: keys above are out */
-	u64	top;			/* the largest key that was met */
+	u64	bound;			/* selection: keys above are ignored */
+	u64	top;			/* the largest key seen */
 	u32	base;			/* the name of keys[0] goes here */
-	u32	found;			/* names that have their place */
+	u32	found;			/* names placed */
 	u32	stray;			/* names without a key */
-	u32	extra;			/* names behind the last key's */
+	u32	extra;			/* further names, behind the others */
 };
 
-/* Has the directory changed since the filling of this window began? */
+/* Has the directory changed since this window began to be filled? */
 static bool disturbed(const struct ext4_itree_scan *s)
 {
 	return !inode_eq_iversion(s->dir, s->version);
@@ -232,9 +232,9 @@ static bool same_text(const struct scan_name *n, const struct fscrypt_str *name)
 }
 
 /*
- * Finds the place of a name among the keys, which are sorted.  A name that was
- * moved to another block meanwhile is met twice.  Sets *taken if all names of
- * this key have been found, and this is another one.
+ * Finds the slot of a name by its key.  A name that has moved to another block
+ * meanwhile is seen twice.  Sets *taken if other names have all slots of the
+ * key.
  */
 static struct scan_name *key_slot(struct fill *f, u64 key,
 				  const struct fscrypt_str *name, bool *taken)
@@ -263,13 +263,13 @@ static struct scan_name *key_slot(struct fill *f, u64 key,
 	return NULL;
 }
 
-/* Names that the window has, with those that are being placed. */
+/* Names in the window, including those being placed. */
 static u32 names_taken(const struct fill *f)
 {
 	return f->keys ? f->base + f->nr + f->extra : f->s->nr;
 }
 
-/* Makes room for the @nr names of a block; small windows grow as they come. */
+/* Makes room for the @nr names of a block.  Small windows grow by the name. */
 static int window_room(struct ext4_itree_visit *v, u32 nr)
 {
 	struct fill *f = container_of(v, struct fill, visit);
@@ -278,7 +278,7 @@ static int window_room(struct ext4_itree_visit *v, u32 nr)
 	u32 room = max(taken + nr, 2 * taken);
 	int err;
 
-	/* Below, doubling makes no large window. */
+	/* A smaller array can double without making a large window. */
 	if (s->room <= LARGE_WINDOW / 2 || s->room - taken >= nr)
 		return 0;
 	leave_dir(s, room);
@@ -288,9 +288,9 @@ static int window_room(struct ext4_itree_visit *v, u32 nr)
 }
 
 /*
- * Makes a place for one more name of a key.  Of two names with one key, a link
- * made since the keys were taken and the name that was there before, either may
- * be met first, and the older one must not be missed.
+ * Makes a slot for a further name of a key.  If a link with the same key was
+ * made after the keys were taken, the visit may see either name first, and must
+ * not miss the older one.
  */
 static struct scan_name *extra_slot(struct fill *f)
 {
@@ -348,8 +348,8 @@ static int fill_name(struct ext4_itree_visit *v, u64 key, u32 minor,
 }
 
 /*
- * The inode of "..".  Its entry follows that of ".", which may be longer than it
- * has to be.
+ * Returns the inode of "..".  Its entry follows that of ".", which may be
+ * longer than necessary.
  */
 static u32 parent_ino(struct buffer_head *bh)
 {
@@ -363,7 +363,7 @@ static u32 parent_ino(struct buffer_head *bh)
 	return le32_to_cpu(de->inode);
 }
 
-/* "." and ".." are not in the tree; they stand in the first block. */
+/* "." and ".." are not in the tree; they are in the first block. */
 static int fill_dots(struct ext4_itree_scan *s, u64 lo)
 {
 	struct inode *dir = s->dir;
@@ -387,7 +387,7 @@ static int fill_dots(struct ext4_itree_scan *s, u64 lo)
 
 /* --- windows of a directory with a tree --- */
 
-/* Room for the keys of the next window; i_rwsem is not held. */
+/* Allocates the keys of the next window, without i_rwsem if it is large. */
 static int alloc_keys(struct fill *f)
 {
 	struct ext4_itree_scan *s = f->s;
@@ -397,7 +397,7 @@ static int alloc_keys(struct fill *f)
 	return f->keys ? 0 : -ENOMEM;
 }
 
-/* Room for twice as many: more keys are equal, or have come, than expected. */
+/* Doubles the room: more keys are equal, or are new, than expected. */
 static int grow_keys(struct fill *f)
 {
 	u64 *more = alloc_array(f->s, 2 * f->max, sizeof(u64));
@@ -411,7 +411,7 @@ static int grow_keys(struct fill *f)
 	return 0;
 }
 
-/* Forgets the last run of equal keys, to take it again; returns its key. */
+/* Drops the last run of equal keys, to take it again.  Returns its key. */
 static u64 last_run(struct fill *f, u64 lo)
 {
 	if (f->nr)
@@ -422,8 +422,8 @@ static u64 last_run(struct fill *f, u64 lo)
 }
 
 /*
- * Takes keys until there are enough, a node has to be read, there is no room for
- * more, or others have waited for long enough: the latter three are -EAGAIN.
+ * Takes keys until there are enough.  Returns -EAGAIN if a node has to be read,
+ * if the array is full, or to let waiters have their turn.
  */
 static int walk_keys(struct fill *f, struct ext4_itree *et, u64 lo, u32 want)
 {
@@ -457,7 +457,7 @@ static int walk_keys(struct fill *f, struct ext4_itree *et, u64 lo, u32 want)
 
 /*
  * Takes the next run of keys; equal keys stay together.  Returns -ESTALE if the
- * tree has been dropped while i_rwsem was left.
+ * tree was dropped while i_rwsem was released.
  */
 static int take_keys(struct fill *f, u64 lo, u32 want)
 {
@@ -470,7 +470,7 @@ static int take_keys(struct fill *f, u64 lo, u32 want)
 	while (1) {
 		et.missing = 0;
 		ret = ext4_itree_open_nowait(&et, s->dir);
-		/* This reader goes on. */
+		/* The reader continues: it will need all of the tree. */
 		if (!ret && want > WINDOW_MIN && !info.blocks) {
 			itree_get_info(&et.t, &info);
 			ext4_itree_close(&et);
@@ -516,8 +516,8 @@ static int take_keys(struct fill *f, u64 lo, u32 want)
 }
 
 /*
- * A tree that has lost keys without a trace, as a wrong count in a node does
- * where no checksum tells: at the end of a pass the root knows.
+ * Without checksums, a wrong count in a node hides keys.  The root's count
+ * shows that at the end of a pass.
  */
 static int count_keys(struct fill *f, u64 lo)
 {
@@ -540,7 +540,7 @@ static int count_keys(struct fill *f, u64 lo)
 	return -EFSCORRUPTED;
 }
 
-/* The names of a window have been found. */
+/* Counts the keys of a window whose names have been found. */
 static void count_window(struct fill *f)
 {
 	f->s->counted += f->nr;
@@ -560,9 +560,9 @@ static int tally_name(struct ext4_itree_visit *v, u64 key, u32 minor,
 }
 
 /*
- * The tree of this scan has been found bad.  All names from @lo on come from
- * the directory now; if some below it have been passed by, which is known
- * only of a pass that nothing has disturbed, all names come again.
+ * The tree of this scan is bad, so names from @lo on come from the directory.
+ * If names below @lo may have been missed, all names are returned again.  Only
+ * a pass during which the directory did not change can rule that out.
  */
 static int settle_doubt(struct ext4_itree_scan *s, u64 lo)
 {
@@ -601,7 +601,7 @@ static int cmp_hashes(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
-/* Visits the leaves of the htree that hold the run's names, each once. */
+/* Visits once each leaf of the htree that holds names of the run. */
 static int visit_leaves(struct fill *f, const u64 *keys)
 {
 	struct ext4_htree_place at = { .hash = ITREE_KEY_HASH(keys[0]) };
@@ -623,7 +623,7 @@ static int visit_leaves(struct fill *f, const u64 *keys)
 			i++;
 		if (i >= f->nr || next == ~0U)
 			return 0;
-		/* An odd start: the leaf goes on with its neighbour's hash. */
+		/* If @next is odd, that leaf continues this one's last hash. */
 		if (ITREE_KEY_HASH(keys[i]) == (next & ~1)) {
 			ext4_htree_go_on(&at, next);
 		} else {
@@ -633,7 +633,7 @@ static int visit_leaves(struct fill *f, const u64 *keys)
 	}
 }
 
-/* Do the names of so many keys stand in so many leaves that all are visited? */
+/* Are the names in so many leaves that visiting all blocks costs less? */
 static bool visits_all(const struct ext4_itree_scan *s, u32 keys)
 {
 	u32 blocks = s->dir->i_size >> s->dir->i_blkbits;
@@ -643,8 +643,8 @@ static bool visits_all(const struct ext4_itree_scan *s, u32 keys)
 }
 
 /*
- * Brings the blocks of the htree's index into memory, level by level, so that
- * searches do not wait.  The searches report errors of the index.
+ * Brings the blocks of the htree's index into memory, so that searches need not
+ * read them.  Reporting a bad index is left to the searches.
  */
 static int load_index(struct inode *dir, ext4_lblk_t block, u32 levels)
 {
@@ -679,7 +679,7 @@ static int load_index(struct inode *dir, ext4_lblk_t block, u32 levels)
 
 /**
  * ext4_itree_load_index - bring an htree's index into memory
- * @dir: directory, i_rwsem held shared, which is left to read
+ * @dir: directory, i_rwsem held shared; released to read
  *
  * Returns 0, or an error: -ENOENT if the directory has been removed meanwhile.
  */
@@ -688,7 +688,7 @@ int ext4_itree_load_index(struct inode *dir)
 	return load_index(dir, 0, 0);
 }
 
-/* No key taken has its name yet. */
+/* Empties the slots of all keys. */
 static void start_finding(struct fill *f)
 {
 	memset(&f->s->names[f->base], 0, f->nr * sizeof(*f->s->names));
@@ -698,8 +698,8 @@ static void start_finding(struct fill *f)
 }
 
 /*
- * Of the keys that got no name, are any still in the tree?  Those of names that
- * were deleted meanwhile are not.  In doubt, yes.
+ * Is any key that got no name still in the tree, or were all these names
+ * deleted?  If in doubt, returns true.
  */
 static bool any_left(struct fill *f)
 {
@@ -724,7 +724,7 @@ static bool any_left(struct fill *f)
 	return left;
 }
 
-/* Copies the keys taken, in the order of their names in the htree. */
+/* Copies the keys and sorts the copy by hash. */
 static int sort_by_hash(const struct fill *f, u64 **by_hash)
 {
 	*by_hash = alloc_array(f->s, f->nr, sizeof(u64));
@@ -735,7 +735,7 @@ static int sort_by_hash(const struct fill *f, u64 **by_hash)
 	return 0;
 }
 
-/* Visits what holds the names of the keys taken. */
+/* Visits the blocks that hold the names of the keys. */
 static int find_names(struct fill *f)
 {
 	struct ext4_itree_scan *s = f->s;
@@ -752,8 +752,8 @@ static int find_names(struct fill *f)
 	if (err)
 		return err;
 	/*
-	 * Reading the inodes of the window before may have pushed the
-	 * directory out of memory: better all of it at once than leaf by leaf.
+	 * Reading the last window's inodes may have evicted the directory:
+	 * read it at once rather than leaf by leaf.
 	 */
 	if (f->nr >= blocks / 4) {
 		inode_unlock_shared(s->dir);
@@ -772,8 +772,8 @@ static int find_names(struct fill *f)
 	    err != ERR_BAD_DX_DIR)
 		return err;
 	/*
-	 * The htree leads nowhere, or not to all names: before the tree is
-	 * called bad, look at the leaves, which are all there.
+	 * The htree does not lead to all names: look for them in all blocks
+	 * before calling the tree bad.
 	 */
 	leave_dir(s, f->nr);
 	start_finding(f);
@@ -781,7 +781,7 @@ static int find_names(struct fill *f)
 	return ext4_itree_visit_all(&f->visit);
 }
 
-/* Leaves out the keys that have no name any more. */
+/* Removes the keys whose names are gone. */
 static void pass_by(struct fill *f)
 {
 	struct scan_name *n = &f->s->names[f->base];
@@ -793,7 +793,7 @@ static void pass_by(struct fill *f)
 	f->nr = nr;
 }
 
-/* Names that were moved to another block meanwhile have been met twice. */
+/* Removes duplicates: a name that moved to another block was seen twice. */
 static void once_each(struct ext4_itree_scan *s)
 {
 	u32 i, nr = 0;
@@ -804,7 +804,7 @@ static void once_each(struct ext4_itree_scan *s)
 	s->nr = nr;
 }
 
-/* Equal keys got their names as they were met: put them in order. */
+/* Sorts names of equal keys, which are in the order of the visit. */
 static void sort_runs(struct fill *f)
 {
 	struct scan_name *n = &f->s->names[f->base];
@@ -818,14 +818,14 @@ static void sort_runs(struct fill *f)
 	}
 }
 
-/* Finds the names of the keys taken, which are those of a window from @lo on. */
+/* Finds the names of the keys of a window that starts at @lo. */
 static int name_keys(struct fill *f, u64 lo)
 {
 	struct ext4_itree_scan *s = f->s;
 	u32 room = s->nr + f->nr;
 	int err;
 
-	/* Some spare room, see window_room(). */
+	/* Spare room for the names of a block, see window_room(). */
 	if (room > LARGE_WINDOW / 2)
 		room += ext4_itree_block_names(s->dir->i_sb);
 	leave_dir(s, room);
@@ -837,7 +837,7 @@ static int name_keys(struct fill *f, u64 lo)
 	return err ?: find_names(f);
 }
 
-/* Makes a window of the names that have been found. */
+/* Makes the window of the names found. */
 static void keep_named(struct fill *f)
 {
 	struct ext4_itree_scan *s = f->s;
@@ -876,8 +876,8 @@ static int fill_from_tree(struct fill *f, u64 lo)
 	if (err)
 		return err;
 	/*
-	 * Each key has its name, and each name that was seen its key: unless
-	 * names have come and gone, or a block is missing.
+	 * Each key must have a name, and each name a key, unless the directory
+	 * has changed or a block could not be read.
 	 */
 	if ((f->found != f->nr || f->stray) && !disturbed(s) &&
 	    !f->visit.unreadable) {
@@ -890,7 +890,7 @@ static int fill_from_tree(struct fill *f, u64 lo)
 	return 0;
 }
 
-/* --- windows of a large directory without one, from a list of its keys --- */
+/* --- windows of a large directory without a tree, from a list of keys --- */
 
 static int list_key(struct ext4_itree_visit *v, u64 key, u32 minor,
 		    struct ext4_dir_entry_2 *de)
@@ -919,9 +919,9 @@ static int list_room(struct ext4_itree_visit *v, u32 nr)
 }
 
 /*
- * Gathers the keys from @lo on by a pass over the whole directory.  Names that
- * come into the directory later are younger than the listing; one that is moved
- * to another block meanwhile may be met twice, and its key has one name then.
+ * Gathers the keys from @lo on in one pass over the directory.  Names added
+ * later need not be listed.  A name that moves to another block meanwhile may
+ * give its key twice; the second one then finds no name.
  */
 static int gather_list(struct fill *f, u64 lo)
 {
@@ -1041,22 +1041,22 @@ static int select_room(struct ext4_itree_visit *v, u32 nr)
 	inode_lock_shared(v->dir);
 	f->nr /= 2;
 	f->bound = f->keys[f->nr - 1];
-	/* The first pass over the directory also tells where it ends. */
+	/* The first pass also has to find the largest key of all. */
 	if (f->s->pass->end != ~0ULL)
 		v->hi = f->bound;
 	return 0;
 }
 
 /*
- * Finds where a window of bounded size that starts at @lo ends.  Without room
- * for a list, each window takes such a pass over the whole directory.
+ * Finds the last key of a window of bounded size that starts at @lo.  Without a
+ * list, each window costs such a pass over the whole directory.
  */
 static int select_bound(struct fill *f, u64 lo)
 {
 	struct ext4_itree_scan *s = f->s;
 	int err;
 
-	/* The names of a block more: there is room for all of them, or none. */
+	/* Plus the names of a block: select_room() never splits them. */
 	f->max = 2 * min3(max(s->want, WINDOW_MAX), WINDOW_SORT,
 			  ext4_itree_window_limit(s)) +
 		 ext4_itree_block_names(s->dir->i_sb);
@@ -1071,7 +1071,7 @@ static int select_bound(struct fill *f, u64 lo)
 	f->visit.name = select_key;
 	f->visit.prepare = select_room;
 	err = ext4_itree_visit_all(&f->visit);
-	/* Names that come behind it later are younger than the pass. */
+	/* Larger keys that appear later are not of this pass. */
 	if (!err && s->pass->end == ~0ULL && f->bound != ~0ULL)
 		s->pass->end = f->top;
 	f->visit.name = fill_name;
@@ -1117,8 +1117,8 @@ static int fill_by_sorting(struct fill *f, u64 lo)
 /**
  * ext4_itree_store_dirent - take a name of a directory kept in its inode
  * @de: entry, whose name may be encrypted
- * @s: scan that asked ext4_inlinedir_to_tree() for them
- * @hash: as that computed it
+ * @s: scan that called ext4_inlinedir_to_tree()
+ * @hash: the name's hash, as computed there
  * @name: the name as users see it
  */
 int ext4_itree_store_dirent(struct ext4_itree_scan *s, u32 hash,
@@ -1161,7 +1161,7 @@ static int fill_inline(struct file *file, struct ext4_itree_scan *s,
 	return 0;
 }
 
-/* Is there a tree, and has it been good so far? */
+/* Does the directory have a tree that is not known to be bad? */
 bool ext4_itree_usable(struct inode *dir)
 {
 	return ext4_dir_has_itree(dir) &&
@@ -1183,12 +1183,12 @@ static int fill_from_blocks(struct ext4_itree_scan *s, struct fill *f)
 	if (!err && ext4_itree_usable(s->dir)) {
 		err = fill_from_tree(f, lo);
 		if (err && !ext4_itree_usable(s->dir)) {
-			/* The names are all there: go on without the tree. */
+			/* The directory has all names: continue without it. */
 			kvfree(f->keys);
 			f->keys = NULL;
 			f->nr = 0;
 			ext4_itree_drop_window(s);
-			/* One that was dropped was right until then. */
+			/* A tree that was dropped was good until then. */
 			err = err == -ESTALE ? 0 : settle_doubt(s, lo);
 			if (!err)
 				err = fill_dots(s, s->next);
@@ -1237,10 +1237,9 @@ static int fill_window(struct file *file, struct ext4_itree_scan *s)
 }
 
 /*
- * Windows begin small, for readers that take a few names or open the directory
- * for each call.  For readers that go on they grow by leaps.  Once a window
- * means a visit of every block, it takes as many names as allowed: fewer names
- * would only mean more visits.
+ * Windows start small, for readers that take a few names or reopen the
+ * directory for each call, and grow fast for readers that continue.  Once a
+ * window takes a visit of every block, it is as large as allowed.
  */
 static u32 next_want(const struct ext4_itree_scan *s)
 {
@@ -1258,15 +1257,14 @@ static u32 next_want(const struct ext4_itree_scan *s)
  * @s: the scan
  *
  * The window has s->want names, or fewer where memory is short.  Returns 0 or
- * a negative error with an empty window.  A tree that cannot be used is no
- * error.
+ * a negative error with an empty window.  An unusable tree is not an error.
  */
 int ext4_itree_fill_window(struct file *file, struct ext4_itree_scan *s)
 {
 	int err;
 
 	ext4_itree_drop_window(s);
-	/* Of the text of names, the last windows tell most. */
+	/* Recent windows count most in the estimate of text. */
 	s->text_names /= 2;
 	s->text_bytes /= 2;
 	if (s->want > WINDOW_MAX && !ext4_itree_borrow_room(s))
@@ -1286,8 +1284,8 @@ int ext4_itree_fill_window(struct file *file, struct ext4_itree_scan *s)
 /* --- names of a window after a change --- */
 
 /*
- * Walks tree and window side by side, from the name @i on, and marks names that
- * have lost their key.  Returns the first name of which the tree did not tell.
+ * Walks the tree and the window side by side, from the name @i on, and marks
+ * names whose key is gone.  Returns the first name that was not checked.
  */
 static u32 mark_gone(struct ext4_itree_scan *s, struct itree *t, u32 i)
 {
@@ -1347,9 +1345,9 @@ static int see_name(struct ext4_itree_visit *v, u64 key, u32 minor,
 }
 
 /*
- * In a directory without a tree: looks for the names from @i on in their
- * leaves, and marks those that have gone.  Nothing is known of them if the
- * directory changes while a leaf is being read.
+ * Without a tree, looks for the names from @i on in their leaves and marks
+ * those that are gone.  Marks none if the directory changes while a leaf is
+ * read.
  */
 static void look_for_names(struct ext4_itree_scan *s, u32 i)
 {
@@ -1374,7 +1372,7 @@ static void look_for_names(struct ext4_itree_scan *s, u32 i)
 	err = ext4_itree_load_index(s->dir);
 	if (!err)
 		err = visit_leaves(&r->f, r->keys);
-	/* An htree that leads nowhere: the names are in some leaf. */
+	/* The htree is broken: look for the names in all blocks. */
 	if (err == -EFSCORRUPTED || err == -EFSBADCRC || err == -EIO ||
 	    err == ERR_BAD_DX_DIR)
 		err = ext4_itree_visit_all(&r->f.visit);
@@ -1390,12 +1388,11 @@ static void look_for_names(struct ext4_itree_scan *s, u32 i)
  * ext4_itree_check_names - drop names of the window that have been removed
  * @s: the scan, i_rwsem held shared
  *
- * A window is a snapshot of the directory.  After a change, the tree is searched
- * for the next names, which takes no visit of the directory's blocks; without a
- * tree, the leaves of these names are visited, and i_rwsem is left to read.  Names
- * created since are younger than the pass and need no place in the window.
- * Names with equal keys stay as long as one of them exists, and names stay if
- * the search would have to read.
+ * A window is a snapshot of the directory.  After a change, this searches the
+ * tree for the next names, which visits no blocks of the directory.  Without a
+ * tree, it visits the leaves of these names and releases i_rwsem to read them.
+ * Names created since need not be returned.  Names with equal keys stay as long
+ * as one of them exists, and names stay if the search would have to read.
  */
 void ext4_itree_check_names(struct ext4_itree_scan *s)
 {
@@ -1424,11 +1421,12 @@ void ext4_itree_check_names(struct ext4_itree_scan *s)
 }
 
 /**
- * ext4_itree_still_true - does the name at s->cur exist, with the window's inode?
+ * ext4_itree_still_true - does the name at s->cur exist, with the window's
+ * inode?
  * @s: the scan, i_rwsem held
  *
- * Stricter than ext4_itree_check_names(): the key of a name that has gone may
- * have come back with another name of the same hash.  In doubt, no.
+ * Stricter than ext4_itree_check_names(): a new name of the same hash may have
+ * brought back the key of a removed one.  If in doubt, returns false.
  */
 bool ext4_itree_still_true(const struct ext4_itree_scan *s)
 {
@@ -1439,7 +1437,7 @@ bool ext4_itree_still_true(const struct ext4_itree_scan *s)
 	if (!s->from_tree || s->cur >= s->sure || n->len == NAME_GONE ||
 	    !inode_eq_iversion(s->dir, s->checked_version))
 		return false;
-	/* Of two names with one key, the tree does not tell which has gone. */
+	/* The tree cannot tell which of two names with one key is gone. */
 	if ((s->cur && n[-1].key == n->key) ||
 	    (s->cur + 1 < s->nr && n[1].key == n->key))
 		return false;
