@@ -20,9 +20,9 @@
 #include "itree_glue.h"
 #include "itree_scan.h"
 
-/* Dentries that one call makes at most: a reader's buffer may be large. */
+/* The most dentries that one call makes: a reader's buffer may be large. */
 #define PRIME_MAX	8192U
-/* Names that one look into the dcache stands for, and its samples. */
+/* Names that one check of the dcache stands for, and its samples. */
 #define PRIME_RUN	256U
 #define PRIME_LOOKS	4U
 /* The same for a reader that has not used any yet. */
@@ -38,7 +38,7 @@ static void take_sample(struct ext4_itree_scan *s, u32 ino)
 }
 
 /**
- * ext4_itree_note_name - a name has been returned
+ * ext4_itree_note_name - note that a name has been returned
  * @s: the scan
  * @n: the name
  * @nr: its place in the window
@@ -51,9 +51,10 @@ void ext4_itree_note_name(struct ext4_itree_scan *s, const struct scan_name *n,
 }
 
 /*
- * Was a sample of our dentries used since?  The first dput() puts a dentry on
- * the LRU list, the one after the first use marks it.  Other names of the inode
- * in the directory, which are no samples, are marked anyway.
+ * Has a sample of our dentries been used since?  The first dput() puts a dentry
+ * on the LRU list, and the one after the first use marks it.  Dentries of other
+ * names of the inode in this directory, which are not samples, are marked
+ * anyway.
  */
 static bool dentry_used(struct inode *dir, u32 ino)
 {
@@ -68,7 +69,7 @@ static bool dentry_used(struct inode *dir, u32 ino)
 		return false;
 	}
 	spin_lock(&inode->i_lock);
-	/* An inode that is being freed has something else in i_dentry. */
+	/* i_dentry of an inode that is being freed holds something else. */
 	if (inode_state_read(inode) & (I_FREEING | I_WILL_FREE))
 		goto out;
 	hlist_for_each_entry(dentry, &inode->i_dentry, d_alias) {
@@ -108,7 +109,7 @@ static bool judge_reader(struct ext4_itree_scan *s, bool used)
  * ext4_itree_watch_reader - check whether the reader looks at inodes
  * @s: the scan, at the start of a call
  *
- * If the last call made no dentries, inodes in memory are the sign.
+ * If the last call made no dentries, checks whether the inodes are in memory.
  */
 void ext4_itree_watch_reader(struct ext4_itree_scan *s)
 {
@@ -120,12 +121,12 @@ void ext4_itree_watch_reader(struct ext4_itree_scan *s)
 			used += dentry_used(s->dir, s->samples[i]);
 		s->stats = judge_reader(s, used >= (nr + 1) / 2);
 	} else if (nr) {
-		/* They may be older, and the reader may want names only. */
+		/* They may be older, and the reader may want only names. */
 		s->stats = !s->pause && ext4_itree_cached(sb, s->samples, nr,
 							  sizeof(u32));
 		s->pause -= !!s->pause;
 	}
-	/* Look-ups in these have more to say than a dentry made here knows. */
+	/* Look-ups in these directories do more than fill_dentry() does. */
 	s->prime = s->stats && !IS_ENCRYPTED(s->dir) && !IS_CASEFOLDED(s->dir);
 	s->prime_to = 0;
 	s->made = 0;
@@ -172,7 +173,7 @@ static int match_busy(struct inode *inode, u64 ino, void *busy)
  * @sb: file system
  * @ino: the inode's number
  *
- * iget would wait for that.
+ * ext4_iget() would wait for that.
  */
 bool ext4_itree_inode_busy(struct super_block *sb, u32 ino)
 {
@@ -182,7 +183,7 @@ bool ext4_itree_inode_busy(struct super_block *sb, u32 ino)
 	return busy;
 }
 
-/* As a look-up would; errors are left to the look-up that will follow. */
+/* Does what a look-up does, but leaves errors to the reader's look-up. */
 static bool fill_dentry(struct inode *dir, struct dentry *dentry, u32 ino)
 {
 	struct dentry *alias;
@@ -233,7 +234,7 @@ static bool make_dentry(struct ext4_itree_scan *s, struct dentry *parent,
 			mark_used(dentry);
 			goto out;
 		}
-		/* From here on only names that got a dentry count. */
+		/* From here on, only names that got a dentry are samples. */
 		if (s->made == 1)
 			s->nr_samples = 0;
 		take_sample(s, n->ino);
@@ -248,8 +249,8 @@ out:
  * @s: the scan, at that name
  * @file: its directory, i_rwsem held shared
  *
- * Only for readers that will look it up, and while no task waits to change the
- * directory.  Failure is not an error: the look-up will make the dentry.
+ * Best effort: only for readers that will look the name up, and only while no
+ * task waits to change the directory.  Otherwise the look-up makes the dentry.
  */
 void ext4_itree_prime(struct ext4_itree_scan *s, struct file *file)
 {
@@ -266,7 +267,7 @@ void ext4_itree_prime(struct ext4_itree_scan *s, struct file *file)
 	}
 	if (!s->prime_run || !ext4_itree_still_true(s))
 		return;
-	/* May leave i_rwsem. */
+	/* May release i_rwsem. */
 	ext4_itree_load_inode(s->dir, n->ino);
 	if (!ext4_itree_still_true(s))
 		return;

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Positions: which order, which pass and which name they are of.
+ * Positions of readdir: the order, the pass and the name that each encodes.
  *
- * Files come and go between two calls of one listing: file servers in user
- * space open a directory for each request.  Trees are built and dropped, mount
- * options change, machines boot.  So a position says all that is needed to
- * continue behind it.  Of its 63 bits,
+ * File servers in user space open a directory for each request, so a file may
+ * be closed between two calls of one listing.  Trees are built and dropped,
+ * mount options change, machines reboot.  So a position holds all that is
+ * needed to continue behind it.  Of its 63 bits,
  *
  *	bit  62		is 0 in inode order, 1 in hash order,
  *	bits 61..12	are the place: the inode and 18 bits of the hash, or 31
  *			bits of the hash and 19 of the minor hash,
- *	bits 11..0	are the number of the pass (itree_open.c).  In hash order
- *			that is one that returns the names that moved, and 0 one
- *			that returns all names.
+ *	bits 11..0	are the number of the pass (itree_open.c).  In hash order,
+ *			that pass returns only names that moved, and 0 stands for
+ *			a pass that returns all names.
  *
- * A position of a pass that is not known any more is continued by a pass in
- * hash order that returns all names, from their start: names come twice rather
- * than not at all, and never a third time, since that order needs no memory.
+ * A position whose pass has been forgotten is continued by a pass in hash order
+ * that starts over and returns all names.  So a name may be returned twice, but
+ * none is missed, and none is returned a third time, since hash order needs no
+ * memory of the pass.
  *
  * knfsd, readers with 32 bits and file systems without the feature have the
  * positions that ext4 always had.
@@ -62,7 +63,7 @@ static int hash_order_anew(struct dir_private_info *info, loff_t *pos)
 	return hash_order(info, 0);
 }
 
-/* The pass of this number, which the open file follows from here on. */
+/* Makes the open file follow the pass of this number, if that is known. */
 static bool follow_pass(struct inode *dir, struct ext4_itree_scan **scanp,
 			u32 id)
 {
@@ -77,10 +78,10 @@ static bool follow_pass(struct inode *dir, struct ext4_itree_scan **scanp,
 }
 
 /**
- * ext4_itree_choose_order - in which order does an open directory go on?
- * @file: open directory with an htree or one block, read by 64 bits
+ * ext4_itree_choose_order - choose the order in which a listing continues
+ * @file: open directory with an htree or one block, with 64-bit positions
  * @pos: its position, which may change: see above
- * @inode_order: does a reader that starts now get inode order?
+ * @inode_order: a reader that starts now gets inode order
  *
  * Returns one of enum ext4_itree_order.  i_rwsem is held.
  */
@@ -125,7 +126,7 @@ int ext4_itree_choose_order(struct file *file, loff_t *pos, bool inode_order)
 			return hash_order(info, id);
 		return hash_order_anew(info, pos);
 	}
-	/* The option makes no difference to a file that is in the middle. */
+	/* The option does not affect a file in the middle of a listing. */
 	if ((first && !inode_order) ||
 	    !follow_pass(dir, &info->itree_scan, id))
 		return hash_order_anew(info, pos);
@@ -134,10 +135,10 @@ int ext4_itree_choose_order(struct file *file, loff_t *pos, bool inode_order)
 }
 
 /**
- * ext4_itree_no_htree - an open directory is read block by block
+ * ext4_itree_no_htree - read an open directory block by block
  * @info: of the file
  * @dir: its inode
- * @pos: its position; starts over if that is no offset
+ * @pos: its position; reset to 0 if it is not an offset
  */
 void ext4_itree_no_htree(struct dir_private_info *info, struct inode *dir,
 			 loff_t *pos)
@@ -150,11 +151,11 @@ void ext4_itree_no_htree(struct dir_private_info *info, struct inode *dir,
 }
 
 /**
- * ext4_itree_end_inode_order - a pass has returned all names in inode order
+ * ext4_itree_end_inode_order - end the part of a pass that is in inode order
  * @file: open directory
- * @pos: set to where the file goes on
+ * @pos: set to where the file continues
  *
- * Returns true if it goes on in hash order.
+ * Returns true if the pass continues in hash order.
  */
 bool ext4_itree_end_inode_order(struct file *file, loff_t *pos)
 {
@@ -176,10 +177,10 @@ bool ext4_itree_end_inode_order(struct file *file, loff_t *pos)
 }
 
 /**
- * ext4_itree_skip - go to the next name that a pass in hash order returns
+ * ext4_itree_skip - find the next name that a pass in hash order returns
  * @info: of an open directory
  * @dir: its inode
- * @hash: place that it has come to, set to the next one
+ * @hash: hash to start from, set to that of the next name
  * @minor: likewise
  *
  * Returns false at the end.
@@ -189,7 +190,7 @@ bool ext4_itree_skip(struct dir_private_info *info, struct inode *dir,
 {
 	if (info->order != EXT4_ITREE_HASH_ORDER || !info->itree_pass)
 		return true;
-	/* The log has been lost since: all names from here on. */
+	/* The log has been lost since: return all names from here on. */
 	if (ext4_itree_pass_whole(dir, info->itree_scan->pass))
 		return true;
 	return ext4_itree_next_moved(dir, info->itree_scan->pass, hash, minor);

@@ -3,11 +3,10 @@
  * readdir in inode order.
  *
  * A scan works in windows: it takes the next run of keys, visits the
- * directory's blocks once for all of them, and hands the names out in the
- * order of the keys.  Windows start small, so that a stateless reader that
- * opens the directory for each call pays little, and grow as the reader goes
- * on.  A window survives changes of a directory with a tree: before names are
- * returned, the tree is searched for those that still exist.
+ * directory's blocks once for all of them, and returns the names in the order
+ * of the keys.  Windows start small, so that readers that open the directory
+ * for each call pay little, and grow as the reader continues.  With a tree, a
+ * window survives changes: names are looked up again before they are returned.
  *
  * A scan is an open file's part of a pass (itree_open.c).
  */
@@ -19,7 +18,7 @@
 #include "itree_glue.h"
 #include "itree_scan.h"
 
-/* Names to return before i_rwsem is offered to waiters. */
+/* Names to return before waiters for i_rwsem have their turn. */
 #define HOLD_NAMES	256U
 
 /* --- reading ahead --- */
@@ -45,7 +44,7 @@ bool ext4_itree_cached(struct super_block *sb, const u32 *ino, u32 nr,
 	return nr && hits >= (nr + 1) / 2;
 }
 
-/* Leaves i_rwsem to read. */
+/* Releases i_rwsem to read. */
 static void read_ahead(struct ext4_itree_scan *s)
 {
 	struct super_block *sb = s->dir->i_sb;
@@ -55,7 +54,7 @@ static void read_ahead(struct ext4_itree_scan *s)
 
 	s->ahead = max(s->ahead, s->cur);
 	left = s->nr - s->ahead;
-	/* Read more when the reader has used half of the last request. */
+	/* Read more once the reader has used half of the last request. */
 	if (!s->stats || !left || s->ahead - s->cur > low)
 		return;
 	n = &s->names[s->ahead];
@@ -86,7 +85,7 @@ out:
 /* --- the scan --- */
 
 /**
- * ext4_itree_scan_free - an open file has no scan any more
+ * ext4_itree_scan_free - free the scan of an open file
  * @scan: may be NULL
  */
 void ext4_itree_scan_free(struct ext4_itree_scan *scan)
@@ -135,7 +134,7 @@ int ext4_itree_scan_follow(struct inode *dir, struct ext4_itree_scan **scanp,
 	return 0;
 }
 
-/* The largest key there is: what comes above it later, is new. */
+/* Returns the largest key.  Keys above it that appear later are new. */
 static u64 last_key(struct ext4_itree_scan *s, struct itree_info *info)
 {
 	struct buffer_head *pin = NULL;
@@ -200,7 +199,7 @@ static void scan_start(struct ext4_itree_scan *s, loff_t pos)
 	}
 }
 
-/* The reader went elsewhere, by seekdir(). */
+/* The reader has moved, by seekdir(). */
 static void scan_seek(struct ext4_itree_scan *s, loff_t pos)
 {
 	s->next = pos_to_key(pos);
@@ -217,7 +216,7 @@ static bool returned(struct ext4_itree_scan *s, const struct scan_name *n)
 				   s->run_len) <= 0;
 }
 
-/* Notes that the name at s->cur has been returned and goes on to the next. */
+/* Notes that the name at s->cur has been returned and moves to the next. */
 static void advance(struct ext4_itree_scan *s)
 {
 	struct scan_name *n = &s->names[s->cur++];
@@ -234,7 +233,7 @@ static void advance(struct ext4_itree_scan *s)
 	ext4_itree_note_name(s, n, s->cur);
 }
 
-/* At the end of the window: is there a next one?  Returns 1 if so. */
+/* At the end of a window, fills the next one.  Returns 1 if there is one. */
 static int next_window(struct file *file, struct ext4_itree_scan *s)
 {
 	int err;
@@ -248,13 +247,13 @@ static int next_window(struct file *file, struct ext4_itree_scan *s)
 	err = ext4_itree_fill_window(file, s);
 	if (err)
 		return err;
-	/* A directory without a tree tells its last key only now. */
+	/* Without a tree, the last key is known only now. */
 	if (s->last && s->pass->end == ~0ULL)
 		s->pass->end = s->nr ? s->names[s->nr - 1].key : 0;
 	return 1;
 }
 
-/* Offers i_rwsem to waiters now and then. */
+/* Lets waiters for i_rwsem have their turn now and then. */
 static int mind_others(struct ext4_itree_scan *s)
 {
 	if (!(s->cur % HOLD_NAMES) && rwsem_is_contended(&s->dir->i_rwsem))
@@ -263,10 +262,9 @@ static int mind_others(struct ext4_itree_scan *s)
 }
 
 /*
- * Returns names from the scan's position on: 0 when the reader's buffer is full,
- * 1 when all names have been returned in inode order.  The directory may change
- * while i_rwsem is not held.  The window's names are returned nevertheless,
- * except those that have got another inode.
+ * Emits names from the scan's position on.  Returns 0 when the reader's buffer
+ * is full, 1 after the last name in inode order.  If the directory changes
+ * while i_rwsem is released, names stay valid unless their inode changes.
  */
 static int emit_names(struct file *file, struct dir_context *ctx,
 		      struct ext4_itree_scan *s, bool *gave)
@@ -279,7 +277,7 @@ static int emit_names(struct file *file, struct dir_context *ctx,
 		if (ret)
 			return ret;
 		if (!s->valid || s->cur >= s->nr) {
-			/* All names come again: no use to go on here. */
+			/* All names will be returned again: stop here. */
 			if (ext4_itree_pass_whole(s->dir, s->pass))
 				return 1;
 			ret = next_window(file, s);
@@ -310,7 +308,7 @@ static int emit_names(struct file *file, struct dir_context *ctx,
 	return -ERESTARTSYS;
 }
 
-/* As ext4_itree_readdir(), while the window is the reader's alone. */
+/* As ext4_itree_readdir(), while the shrinker cannot take the window. */
 static int scan_readdir(struct file *file, struct dir_context *ctx,
 			struct ext4_itree_scan *s)
 {
@@ -324,7 +322,7 @@ static int scan_readdir(struct file *file, struct dir_context *ctx,
 	} else if (s->valid && !inode_eq_iversion(s->dir, s->version) &&
 		   !s->by_sweep &&
 		   !(s->from_tree && ext4_itree_usable(s->dir))) {
-		/* No tree tells which of its names are still there. */
+		/* Without a tree, nothing tells which names still exist. */
 		ext4_itree_drop_window(s);
 		s->want = WINDOW_MIN;
 	}
@@ -338,10 +336,10 @@ static int scan_readdir(struct file *file, struct dir_context *ctx,
 		if (!gave)
 			s->error = ERROR_TOLD;
 	} else if (ret > 0) {
-		/* The file may stay open for long: free the names. */
+		/* The file may stay open for a long time: free the names. */
 		ext4_itree_drop_window(s);
 		ext4_itree_drop_list(s);
-		/* Keys of a tree that has turned out to be bad. */
+		/* The keys came from a tree that has turned out to be bad. */
 		if (ext4_itree_in_doubt(s))
 			ext4_itree_settle_doubt(s, true);
 		ret = ext4_itree_end_inode_order(file, &ctx->pos);
@@ -354,12 +352,12 @@ static int scan_readdir(struct file *file, struct dir_context *ctx,
  * ext4_itree_readdir - readdir in inode order
  * @file: open directory, 64-bit positions, i_rwsem held
  * @ctx: as for any iterate_shared()
- * @s: the open file's scan, by ext4_itree_choose_order()
+ * @s: the open file's scan, from ext4_itree_choose_order()
  *
- * Every name that exists from the start of the pass to its end is returned at
- * least once, exactly once if it does not change its inode.  Returns 0, a
- * negative error, or 1 if the reader goes on in hash order; an unusable tree is
- * no error.
+ * Returns every name that exists from the start of the pass to its end at least
+ * once, and exactly once if its inode does not change.  Returns 0, a negative
+ * error, or 1 if the reader continues in hash order; an unusable tree is not an
+ * error.
  */
 int ext4_itree_readdir(struct file *file, struct dir_context *ctx,
 		       struct ext4_itree_scan *s)

@@ -1,27 +1,27 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * A scan of a directory in inode order: itree_scan.c, _open.c, _pos.c, _window.c,
- * _room.c, _dentry.c.
+ * A scan of a directory in inode order: itree_scan.c, _open.c, _pos.c,
+ * _window.c, _room.c, _dentry.c.
  */
 #ifndef _EXT4_ITREE_SCAN_H
 #define _EXT4_ITREE_SCAN_H
 
 #define WINDOW_MIN	1024U
-/* Of a reader that has just come to a position, and may not stay. */
+/* First window after a seek: the reader may not stay there. */
 #define WINDOW_ANEW	128U
 #define WINDOW_MAX	32768U
-/* With memory for it (itree_room.c): some 64 MiB. */
+/* If there is memory for it (itree_room.c): about 64 MiB. */
 #define WINDOW_LARGE	1048576U
-/* Of a large directory without tree or list: its keys take 4 MiB meanwhile. */
+/* Without a tree or a list: the keys take 4 MiB while it is filled. */
 #define WINDOW_SORT	262144U
-/* So many blocks in one sweep cost less than one that is looked for alone. */
+/* Reading so many blocks in one sweep costs less than finding one by itself. */
 #define SWEEP_PAYS	64
 #define TEXT_FIRST	2048U		/* most directories are small */
 #define TEXT_CHUNK	32768U
-/* Inode table blocks to have under way ahead of the reader. */
+/* Inode table blocks to read ahead of the reader. */
 #define AHEAD_BLOCKS	512U
 #define SAMPLES		8U
-/* In error: the reader got it once, and does not get it again. */
+/* Value of ->error after the reader got the error, which it gets once. */
 #define ERROR_TOLD	1
 
 #define KEY_DOT		ITREE_KEY(0, 0)
@@ -50,7 +50,7 @@ struct text_chunk {
 	u8		text[];
 };
 
-/* A listing from its start to its end, by however many open files. */
+/* A listing from start to end, continued by any number of open files. */
 struct ext4_itree_pass {
 	struct list_head list;		/* of the directory's, until forgotten */
 	refcount_t	refs;
@@ -58,19 +58,19 @@ struct ext4_itree_pass {
 	u64		began;		/* by the clock of the log */
 	u64		end;		/* keys above are new since then */
 	u32		doubts;		/* of the tree, when last settled */
-	bool		whole;		/* all names come again at the end */
-	bool		over;		/* a reader has come to its end */
+	bool		whole;		/* returns all names again at the end */
+	bool		over;		/* a reader has reached its end */
 };
 
 struct ext4_itree_scan {
 	struct inode	*dir;
 	struct ext4_itree_pass *pass;
 	bool		started;	/* since it follows the pass */
-	bool		over;		/* the reader has come to the end */
+	bool		over;		/* the reader has reached the end */
 	u8		hash_version;
 	loff_t		last_pos;	/* where the last call stopped */
 	struct list_head idle;		/* itree_room.c: between two calls */
-	bool		recent;		/* used since the shrinker came by */
+	bool		recent;		/* used since the last shrink */
 	u64		next;		/* keys below have been returned */
 
 	/* The window: keys from win_lo on, all up to win_hi. */
@@ -82,13 +82,13 @@ struct ext4_itree_scan {
 	bool		last;		/* nothing behind this window */
 	u64		win_lo;
 	u64		win_hi;
-	u64		version;	/* i_version when its filling began */
+	u64		version;	/* i_version before it was filled */
 	bool		from_tree;
-	bool		by_sweep;	/* of a large directory without one */
+	bool		by_sweep;	/* of a large one without a tree */
 	u32		epoch;		/* of names added since then */
-	u32		checked;	/* names below were looked up again ... */
-	u32		sure;		/* ... and these found, or found gone, ... */
-	u64		checked_version; /* ... when i_version was this */
+	u32		checked;	/* names below: looked up again, ... */
+	u32		sure;		/* ... those below: conclusively, ... */
+	u64		checked_version; /* ... at this i_version */
 	int		error;		/* a block could not be read in this pass */
 	u32		want;		/* keys for the next one */
 	unsigned long	borrowed;	/* bytes, for a large one */
@@ -99,16 +99,16 @@ struct ext4_itree_scan {
 	struct ext4_itree_keys *list;
 	u64		list_lo;
 	unsigned long	list_borrowed;	/* bytes */
-	bool		no_list;	/* there is no room for it */
+	bool		no_list;	/* no memory for it */
 
 	struct text_chunk *text;
 	u64		text_names;	/* in this window and those before */
 	u64		text_bytes;
 
-	/* Does an undisturbed pass meet as many keys as the root promises? */
+	/* Does a pass without changes see as many keys as the root counts? */
 	bool		counting;
 	u64		first;		/* where the pass began */
-	u64		total;		/* keys, says the root */
+	u64		total;		/* keys, by the root's count */
 	u64		counted;	/* keys below counted_to */
 	u64		counted_to;
 	u64		start_version;	/* i_version of the pass */
@@ -126,16 +126,16 @@ struct ext4_itree_scan {
 
 	/* Dentries for the reader, by the call. */
 	bool		prime;		/* make some */
-	bool		prime_run;	/* those of this run are not there */
-	u32		prime_to;	/* in the window: where it ends */
+	bool		prime_run;	/* this run has none yet */
+	u32		prime_to;	/* end of the run in the window */
 	bool		used;		/* the reader used them */
 	bool		doubted;	/* but not the last ones */
 	u32		made;
-	u32		wary;		/* of a reader that did not use them */
-	u32		pause;		/* calls without any */
+	u32		wary;		/* calls to skip after unused ones */
+	u32		pause;		/* calls still to skip */
 };
 
-/* "." is 0, and ".." has the number of an inode that has no name. */
+/* "." is 0, and ".." takes inode number 1, which no name has. */
 static inline loff_t key_to_pos(u64 key, u32 id)
 {
 	if (key == KEY_DOT)

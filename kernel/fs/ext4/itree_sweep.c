@@ -2,15 +2,15 @@
 /*
  * Reading ahead of readers that get hash order, knfsd above all.
  *
- * The order of names and the order of reads are two things.  A reader in hash
- * order that looks at the inodes needs the inode tables at random.  So when it
- * goes on beyond its first names, and looks, all that the directory needs is
- * read in one sweep: its own blocks, and the blocks of the inode tables that
- * the tree names.
+ * A reader in hash order that also looks at inodes reads the inode tables at
+ * random.  So once such a reader is past its first names, all that the
+ * directory needs is read in one sweep: its own blocks, and those blocks of the
+ * inode tables that the tree points to.
  *
  * Each READDIR of an NFS client opens the directory again, so only the reader's
  * position is known.  If the inodes of names before it are in memory, the
- * reader looks at inodes.  If those behind it are not, a sweep is of use.
+ * reader looks at inodes.  If those of the names behind it are not, a sweep
+ * helps.
  */
 #include <linux/fs.h>
 #include <linux/buffer_head.h>
@@ -22,7 +22,7 @@
 
 /* Names that are looked at on either side of the position. */
 #define SWEEP_SAMPLES	8U
-/* Keys of the tree that are visited, and inodes taken, without a pause. */
+/* Keys to visit and inodes to take without releasing i_rwsem. */
 #define SWEEP_KEYS	16384U
 #define SWEEP_INODES	4096U
 
@@ -51,7 +51,7 @@ static int take_sample(struct ext4_itree_visit *v, u64 key, u32 minor,
 	return 0;
 }
 
-/* Does the reader at this place look at inodes, and has it to read them? */
+/* Does the reader at this place look at inodes, and must it read them? */
 static bool sweep_pays(struct inode *dir, u32 hash, u32 minor)
 {
 	struct sample s = {
@@ -105,8 +105,9 @@ static void wait_for_tree(struct inode *dir, u32 blocks)
 }
 
 /*
- * Is the tree still there, and in memory?  Sets *info; i_rwsem is held, so no
- * node is read: a sweep whose nodes have left memory again is of no use.
+ * Opens the tree if it still exists and is in memory, and sets *info.  i_rwsem
+ * is held, so no node is read: if nodes have been evicted again, a sweep is
+ * useless.
  */
 static bool open_tree(struct ext4_itree *et, struct inode *dir,
 		      struct itree_info *info)
@@ -119,13 +120,13 @@ static bool open_tree(struct ext4_itree *et, struct inode *dir,
 }
 
 /**
- * ext4_itree_take_inodes - the inode numbers of the next keys
+ * ext4_itree_take_inodes - take the inode numbers of the next keys
  * @dir: directory, i_rwsem held
- * @next: key to begin with; set to the one to go on with, or to 0 at the end,
- *	or if a node has left memory
+ * @next: key to start with; set to the one to continue with, or to 0 at the end
+ *	or if a node has been evicted
  * @inodes: filled with the numbers, ascending
- * @max: most of them
- * @group: of so many neighbouring numbers, only the first is taken
+ * @max: the most numbers to take
+ * @group: take only the first of so many neighbouring numbers
  *
  * Returns how many.
  */
@@ -157,7 +158,7 @@ u32 ext4_itree_take_inodes(struct inode *dir, u64 *next, u32 *inodes, u32 max,
 	return nr;
 }
 
-/* All blocks of inode tables that the tree names, if memory holds them. */
+/* Counts, or reads, the inode table blocks that the tree points to. */
 static void sweep_tables(struct inode *dir, bool read, u64 *blocks)
 {
 	u64 next = KEY_DOTDOT + 1;
@@ -184,7 +185,7 @@ static void sweep_tables(struct inode *dir, bool read, u64 *blocks)
 	kvfree(inodes);
 }
 
-/* Blocks of the tree as its root tells, 0 if that is not in memory. */
+/* Returns how many blocks the tree has, 0 if its root is not in memory. */
 static u32 tree_blocks(struct inode *dir)
 {
 	struct itree_info info = { };
@@ -221,7 +222,7 @@ static void sweep(struct inode *dir)
 	u64 blocks = 0;
 	u32 tree;
 
-	/* The root, which tells how large the tree is. */
+	/* The root holds the size of the tree. */
 	wait_for_tree(dir, 1);
 	inode_lock_shared(dir);
 	tree = tree_blocks(dir);
@@ -240,8 +241,8 @@ static void sweep(struct inode *dir)
 
 /**
  * ext4_itree_sweep - read ahead of a reader in hash order
- * @dir: its directory, i_rwsem held shared; let go of while anything is read
- * @hash: where the reader is; not at its start
+ * @dir: its directory, i_rwsem held shared; released to read
+ * @hash: the reader's position, which is not the start
  * @minor: likewise
  *
  * Returns false if the directory has been removed meanwhile.
