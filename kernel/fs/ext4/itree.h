@@ -22,9 +22,9 @@ struct ext4_itree_scan;
 #define EXT4_ITREE_SORT_BLOCKS	64
 
 /*
- * Bytes of a directory for each name, to guess the size of a tree before the
- * names are read.  A guess that is too small is put right afterwards; one that
- * is too large fails where the transaction could have taken the tree.
+ * Bytes of a directory for each name, to estimate the size of a tree before the
+ * names are read.  An estimate that is too small is corrected later; one that
+ * is too large fails a build that would have fitted into the transaction.
  */
 #define EXT4_ITREE_LIKELY_ENTRY	64U
 
@@ -40,7 +40,7 @@ enum ext4_itree_stat {
 	EXT4_ITREE_AHEAD_RUNS,	/* read ahead, itree_files.c: runs, ... */
 	EXT4_ITREE_AHEAD_FILES,	/* ... files, ... */
 	EXT4_ITREE_AHEAD_BYTES,	/* ... their pages, ... */
-	EXT4_ITREE_AHEAD_USED,	/* ... and files that were read then */
+	EXT4_ITREE_AHEAD_USED,	/* ... and files that were then used */
 	EXT4_ITREE_NR_STATS
 };
 
@@ -83,8 +83,9 @@ enum ext4_itree_order {
 };
 
 /*
- * Do readers get the orders and positions of itree_pos.c?  With the feature or
- * the option inode_order, and until unmount when these have been cleared.
+ * Do readers get the orders and positions of itree_pos.c?  True with the
+ * feature or the option inode_order, and after these are cleared, until
+ * unmount.
  */
 static inline bool ext4_itree_orders(struct super_block *sb)
 {
@@ -166,13 +167,13 @@ static inline bool ext4_itree_building(struct inode *dir)
 	return ext4_itree_builder(dir);
 }
 
-/* In namei.c, for itree_dir.c, itree_scan.c and itree_pack.c */
+/* In namei.c, for itree_dir.c, itree_scan.c and itree_pack.c. */
 struct buffer_head *ext4_read_any_dirblock(struct inode *dir,
 					   ext4_lblk_t block);
 int ext4_handle_dirty_dx_node(handle_t *handle, struct inode *inode,
 			      struct buffer_head *bh);
 
-/* A leaf of an htree: the one with the names of a hash, or the nth behind it. */
+/* A leaf of an htree: the one of a hash, or the nth one behind that. */
 struct ext4_htree_place {
 	u32	hash;		/* even */
 	u32	nth;
@@ -182,8 +183,8 @@ int ext4_htree_find_leaf(struct inode *dir, const struct ext4_htree_place *at,
 			 ext4_lblk_t *block, u32 *next);
 
 /*
- * To the next leaf, which starts at @next.  Of leaves that all go on with one
- * hash, a search finds the first only, or the last by the odd hash.
+ * Moves to the next leaf, which starts at @next.  Among leaves that continue
+ * the same hash, a search finds only the first, or by the odd hash the last.
  */
 static inline void ext4_htree_go_on(struct ext4_htree_place *at, u32 next)
 {

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Reading for a scan in inode order: the directory's own blocks, which lookups
- * are about to touch in random order, and the inode tables behind the names to
- * come.
+ * Reading for a scan in inode order: the directory's own blocks, which look-ups
+ * are about to touch at random, and the inode table blocks of the next names.
  *
  * A scan never waits for the disk with the directory's i_rwsem held: writers
- * wait for that lock, and lookups wait behind the writers.
+ * wait for that lock, and look-ups wait behind the writers.
  */
 #include <linux/fs.h>
 #include <linux/buffer_head.h>
@@ -22,9 +21,9 @@
 #define MAX_RUNS	4096U
 
 /*
- * Look-ups that miss blocks within two ticks of each other are a streak.  From
- * its nth block on, each is read with its neighbours: as many bytes as ext4
- * reads of an inode table by default.
+ * Look-ups that miss blocks within two ticks of each other form a streak.  From
+ * its MISS_STREAK-th block on, each is read with its neighbours: as many bytes
+ * as ext4 reads ahead in an inode table by default.
  */
 #define MISS_TICK	(HZ / 8)
 #define MISS_STREAK	8U
@@ -33,13 +32,14 @@
 #define MISS_COUNT	15U
 
 /*
- * Others may come to wait for the same blocks, a create for that of its new
- * inode with i_rwsem held.  blk-throttle and its kind delay the other reads of a
- * group that is over its limit, but let metadata pass and charge for it.
+ * Other tasks may wait for the same blocks, such as a create for the block of
+ * its new inode, with i_rwsem held.  I/O controllers such as blk-throttle delay
+ * other reads of a group that is over its limit, but let metadata pass and
+ * charge for it.
  */
 #define META_READ	(REQ_META | REQ_PRIO)
 
-/* Blocks that packing moves while they are being read: it soon passes on. */
+/* Attempts to read a block that packing moves meanwhile: it soon moves on. */
 #define LOAD_TRIES	8
 
 struct run {
@@ -50,8 +50,8 @@ struct run {
 /**
  * ext4_itree_ahead_limit - blocks worth reading ahead of a scan
  *
- * An eighth of the memory: more would be gone before it is used.  In units of
- * pages, which no file system block exceeds.
+ * An eighth of the memory: more would be evicted before it is used.  Counts
+ * each block as a page, which no file system block exceeds.
  */
 u32 ext4_itree_ahead_limit(void)
 {
@@ -78,7 +78,7 @@ struct batch {
 	struct buffer_head *bh[];
 };
 
-/* Ends the reads of those buffers of a folio that a bio was for. */
+/* Ends the reads of the buffers of a folio that a bio has read. */
 static void end_buffers(struct folio *folio, size_t from, size_t len,
 			bool uptodate)
 {
@@ -87,7 +87,7 @@ static void end_buffers(struct folio *folio, size_t from, size_t len,
 
 	while (bh_offset(bh) < from)
 		bh = bh->b_this_page;
-	/* Once the last one is unlocked, reclaim may free all of the folio. */
+	/* Once the last one is unlocked, reclaim may free the folio. */
 	do {
 		next = bh->b_this_page;
 		from += bh->b_size;
@@ -109,10 +109,10 @@ static void batch_end_io(struct bio *bio)
 
 /*
  * Gets the buffer of a block that has to be read.  Unlike
- * ext4_sb_breadahead_unmovable() this may reclaim: the readahead of a scan is
- * of most use where memory is short, and blocks that get no buffer are soon
- * read one by one.  It locks nothing: another task would wait for the block
- * while this one waits for memory.
+ * ext4_sb_breadahead_unmovable(), this may reclaim: a scan needs readahead most
+ * where memory is short, and blocks without a buffer would soon be read one by
+ * one.  It locks no buffer, or another task would wait for the block while this
+ * one waits for memory.
  */
 static struct buffer_head *get_unread(struct super_block *sb, ext4_fsblk_t pblk,
 				      bool keep)
@@ -131,7 +131,7 @@ static struct buffer_head *get_unread(struct super_block *sb, ext4_fsblk_t pblk,
 	return NULL;
 }
 
-/* Locks a buffer to read it, unless that has been done, or is being done. */
+/* Locks a buffer to read it, unless it has been read or is being read. */
 static bool lock_unread(struct buffer_head *bh)
 {
 	if (!trylock_buffer(bh))
@@ -146,8 +146,8 @@ static bool lock_unread(struct buffer_head *bh)
 }
 
 /*
- * Locks buffers and adds them to a bio, up to one that is in use.  Returns their
- * number.
+ * Locks buffers and adds them to a bio, up to the first that is in use.
+ * Returns how many.
  */
 static u32 fill_bio(struct bio *bio, struct buffer_head **bh, u32 nr)
 {
@@ -186,7 +186,7 @@ static void read_buffers(struct buffer_head **bh, u32 nr, blk_opf_t opf)
 	}
 }
 
-/* Returns NULL without memory; the blocks are then read one by one. */
+/* Returns NULL if memory is short; the blocks are then read one by one. */
 static struct batch *batch_alloc(struct super_block *sb, bool keep)
 {
 	struct request_queue *q = bdev_get_queue(sb->s_bdev);
@@ -286,7 +286,7 @@ static void read_runs(struct super_block *sb, struct run *runs, u32 nr,
 	blk_finish_plug(&plug);
 }
 
-/* In one sweep: blocks of the tree, and of the names' from @first on. */
+/* Reads the tree, and the directory's blocks from @first on, in one sweep. */
 static void ahead_sweep(struct inode *dir, u32 tree_blocks, ext4_lblk_t first,
 			u64 blocks, bool keep)
 {
@@ -319,7 +319,7 @@ void ext4_itree_ahead_range(struct inode *dir, ext4_lblk_t first, u32 count)
  * @dir: directory
  * @tree_blocks: of its tree
  *
- * Only if all of it stays in memory.
+ * Does nothing if not all of it stays in memory.
  */
 void ext4_itree_ahead_dir(struct inode *dir, u32 tree_blocks)
 {
@@ -334,9 +334,9 @@ void ext4_itree_ahead_dir(struct inode *dir, u32 tree_blocks)
  * @dir: directory
  * @tree_blocks: of its tree
  *
- * In a tree that has grown by splits, the next leaf in the order of keys is
- * anywhere: a walk through it would read them singly and at random.  Only if
- * all of the tree stays in memory, where it waits for the windows to come.
+ * In a tree that has grown by splits, the next leaf in key order may be
+ * anywhere: a walk would read the leaves singly and at random.  Does nothing if
+ * not all of the tree stays in memory until later windows need it.
  */
 void ext4_itree_ahead_tree(struct inode *dir, u32 tree_blocks)
 {
@@ -348,14 +348,14 @@ void ext4_itree_ahead_tree(struct inode *dir, u32 tree_blocks)
  * ext4_itree_dir_kept - is a directory small enough to be kept in memory?
  * @dir: directory
  *
- * A quarter of the memory, see ext4_itree_keep_dir().
+ * It may take a quarter of the memory, see ext4_itree_keep_dir().
  */
 bool ext4_itree_dir_kept(struct inode *dir)
 {
 	return dir->i_size >> dir->i_blkbits <= 2ULL * ext4_itree_ahead_limit();
 }
 
-/* How many blocks of a directory have been missed shortly one after another. */
+/* Counts a missing block.  Returns how many came in quick succession. */
 static u32 miss_streak(struct inode *dir)
 {
 	struct ext4_itree_dir *d = ext4_itree_make_dir(dir);
@@ -364,14 +364,14 @@ static u32 miss_streak(struct inode *dir)
 	if (!d)
 		return 0;
 	seen = READ_ONCE(d->missed);
-	/* Racing readers lose a count, and the ticks wrap: no harm done. */
+	/* Racing readers may lose a count, and the ticks wrap: harmless. */
 	if ((u16)(now - (seen & ~MISS_COUNT)) <= 2 * (MISS_COUNT + 1))
 		streak = min((seen & MISS_COUNT) + 1, MISS_COUNT);
 	WRITE_ONCE(d->missed, now | streak);
 	return streak;
 }
 
-/* Starts reading a block, with what lies beside it on the disk: one bio. */
+/* Starts reading a block and its neighbours on the disk in one bio. */
 static void read_cluster(struct inode *dir, ext4_lblk_t block, u32 blocks)
 {
 	ext4_lblk_t hi = dir->i_size >> dir->i_blkbits, lo, first, end;
@@ -416,10 +416,10 @@ static void read_cluster(struct inode *dir, ext4_lblk_t block, u32 blocks)
  * reads its blocks at random.  Blocks that have been evicted, or were never
  * read, would cost one request each.
  *
- * The neighbours must not delay other tasks.  So they come with the same
- * request, and are left out while a task changes the directory or waits to
- * change it.  Occasional look-ups do not start this.  Nor do directories
- * larger than memory, where the neighbours would be evicted before use.
+ * The neighbours must not delay other tasks.  So they share the request of the
+ * block, and are left out while a task changes the directory or waits to.
+ * Occasional look-ups do not start this.  Nor do look-ups in directories larger
+ * than memory, where the neighbours would be evicted before use.
  */
 void ext4_itree_ahead_miss(struct inode *dir, ext4_lblk_t block)
 {
@@ -454,13 +454,13 @@ static void touch_runs(struct super_block *sb, const struct run *runs, u32 nr)
 }
 
 /**
- * ext4_itree_keep_dir - a directory will be visited again: keep it in memory
+ * ext4_itree_keep_dir - keep a directory in memory that will be visited again
  * @dir: directory
  *
- * Marks its blocks as used, so that inodes and their tables, which will not
- * be, go first.  Of a directory that is small for the memory, those that are
- * gone are read again, together; one that takes more than a quarter of the
- * memory is left alone.
+ * Marks its blocks as used, so that inodes and their tables, which will not be
+ * used again, are evicted first.  If the directory is small for the memory,
+ * reads evicted blocks again, together.  Ignores a directory that takes more
+ * than a quarter of the memory.
  */
 void ext4_itree_keep_dir(struct inode *dir)
 {
@@ -501,7 +501,7 @@ static ext4_fsblk_t itable_block(struct super_block *sb, u32 ino)
 }
 
 /**
- * ext4_itree_relax - let writers that wait have their turn
+ * ext4_itree_relax - let waiting writers have their turn
  * @dir: directory, i_rwsem held shared
  *
  * Returns 0, or -ENOENT if the directory has been removed meanwhile.
@@ -515,9 +515,9 @@ int ext4_itree_relax(struct inode *dir)
 }
 
 /**
- * ext4_itree_in_memory - can a block be had without waiting for the disk?
+ * ext4_itree_in_memory - can a block be used without waiting for the disk?
  * @dir: directory
- * @block: logical block; a hole can
+ * @block: logical block; true for a hole
  */
 bool ext4_itree_in_memory(struct inode *dir, ext4_lblk_t block)
 {
@@ -544,13 +544,12 @@ static struct buffer_head *read_block(struct inode *dir, ext4_lblk_t block,
 
 /**
  * ext4_itree_load - bring a block into memory
- * @dir: directory, i_rwsem held shared, which is left to read
+ * @dir: directory, i_rwsem held shared; released to read
  * @block: logical block
  * @pin: set to the block's buffer, NULL for a hole and after an error
  *
  * Returns 0, or an error: -ENOENT if the directory has been removed meanwhile.
- * Packing may give the logical block another place while it is being read; then
- * this reads again.
+ * Retries if packing maps the logical block to another place during the read.
  */
 int ext4_itree_load(struct inode *dir, ext4_lblk_t block,
 		    struct buffer_head **pin)
@@ -577,7 +576,7 @@ int ext4_itree_load(struct inode *dir, ext4_lblk_t block,
 }
 
 /**
- * ext4_itree_cached_itable - the block of the inode table that holds an inode
+ * ext4_itree_cached_itable - get the inode table block that holds an inode
  * @sb: file system
  * @ino: the inode's number
  *
@@ -595,8 +594,8 @@ struct buffer_head *ext4_itree_cached_itable(struct super_block *sb, u32 ino)
 }
 
 /**
- * ext4_itree_load_inode - bring an inode's block of the table into memory
- * @dir: directory, i_rwsem held shared, which is left to read
+ * ext4_itree_load_inode - bring an inode's table block into memory
+ * @dir: directory, i_rwsem held shared; released to read
  * @ino: inode number
  */
 void ext4_itree_load_inode(struct inode *dir, u32 ino)
@@ -612,7 +611,7 @@ void ext4_itree_load_inode(struct inode *dir, u32 ino)
 	if (bh)
 		return;
 	inode_unlock_shared(dir);
-	/* Readers of the inode will meet the error again. */
+	/* A later reader of the inode gets the error again. */
 	bh = ext4_sb_bread(sb, block, META_READ);
 	if (!IS_ERR(bh))
 		brelse(bh);
@@ -627,7 +626,7 @@ void ext4_itree_load_inode(struct inode *dir, u32 ino)
  * @stride: bytes from one to the next
  * @blocks: stop after so many blocks
  *
- * Returns how many of the numbers have been dealt with.
+ * Returns how many of the numbers have been processed.
  */
 u32 ext4_itree_ahead_inodes(struct super_block *sb, const u32 *ino, u32 nr,
 			    size_t stride, u32 blocks)

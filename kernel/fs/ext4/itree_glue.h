@@ -12,8 +12,9 @@ struct ext4_itree {
 	bool		nowait;		/* -EAGAIN instead of reading a node */
 	ext4_lblk_t	missing;	/* the node that has to be read */
 	/*
-	 * Set for a load that takes more than one handle: called before each
-	 * new block, may go on to another handle; ERR_PTR in handle: none left.
+	 * Set for a load that takes more than one handle.  Called before each
+	 * new block, may switch to another handle; if that fails, handle is an
+	 * ERR_PTR.
 	 */
 	int		(*more)(struct ext4_itree *et);
 };
@@ -47,16 +48,16 @@ struct ext4_itree_visit {
 	u64		hi;
 	bool		strict;		/* a bad entry or a hole is an error */
 	/*
-	 * A reader's visit: i_rwsem is held shared and left to read a block, so
-	 * the directory may change meanwhile, and blocks that cannot be read
-	 * are passed over.
+	 * A reader's visit: i_rwsem is held shared and released to read a
+	 * block, so the directory may change meanwhile.  Blocks that cannot be
+	 * read are skipped.
 	 */
 	bool		shared;
-	int		unreadable;	/* why a block was passed over, or 0 */
-	u32		held;		/* blocks visited since it was left */
+	int		unreadable;	/* why a block was skipped, or 0 */
+	u32		held;		/* blocks visited since the release */
 	/*
-	 * Called before each block, to make room for @nr names.  A reader's may
-	 * leave i_rwsem.  Returns 0 or a negative error.
+	 * Called before each block, to make room for @nr names.  In a reader's
+	 * visit, it may release i_rwsem.  Returns 0 or a negative error.
 	 */
 	int		(*prepare)(struct ext4_itree_visit *v, u32 nr);
 	int		(*name)(struct ext4_itree_visit *v, u64 key, u32 minor,
@@ -99,7 +100,7 @@ static inline ext4_lblk_t ext4_htree_child(const struct ext4_htree_node *n,
 	return le32_to_cpu(n->e[i].block) & 0x0fffffff;
 }
 
-/* itree_ahead.c: reading with i_rwsem left */
+/* itree_ahead.c: reading without i_rwsem */
 int ext4_itree_relax(struct inode *dir);
 bool ext4_itree_in_memory(struct inode *dir, ext4_lblk_t block);
 int ext4_itree_load(struct inode *dir, ext4_lblk_t block,

@@ -3,24 +3,23 @@
  * How readers learn of renames: the passes over a directory that have begun,
  * and the names that have got another inode since.
  *
- * In inode order, rename() over a name, RENAME_EXCHANGE and RENAME_WHITEOUT
- * give a name that exists all the time another place, and a pass that has not
- * reached the old place and is beyond the new one would miss it.  So a
- * directory that is being read keeps a log of these names, one for all its
- * readers: a writer adds the name once, however many read.  A pass leaves out
- * the names that were logged since it began, and returns them at its end, in
- * hash order, which a rename does not change.  A log that is full drops its
- * oldest names, and without memory it drops all.  That costs the passes that
- * began before a second one over the whole directory, and nothing else.
+ * rename() over a name, RENAME_EXCHANGE and RENAME_WHITEOUT move a name that
+ * exists all the time to another place in inode order.  A pass between the old
+ * place and the new one would miss it.  So a directory that is being read keeps
+ * one log of these names for all its readers: a writer adds the name once,
+ * however many readers there are.  A pass skips the names that were logged
+ * since it began and returns them at its end, in hash order, which a rename
+ * does not change.  A full log drops its oldest names, and all of them if
+ * memory is short.  Passes that began before then return the whole directory
+ * again, and lose nothing.
  *
  * The log holds places in hash order, not names: names at the same place are
  * returned together.
  *
  * A pass outlives the open file.  File servers in user space open a directory
- * for each request and seek to a position that they were given earlier.  The
- * position has the number of its pass (itree_pos.c), by which the next file
- * continues the pass.  A pass that has been forgotten is continued by a new
- * one in hash order.
+ * for each request and seek to a position that they got earlier.  The position
+ * contains the number of its pass (itree_pos.c), so the next file can continue
+ * that pass.  If it has been forgotten, a new pass in hash order takes over.
  */
 #include <linux/bitmap.h>
 #include <linux/fs.h>
@@ -34,16 +33,16 @@
 
 /* Names in the log of a directory: 1 MiB. */
 #define LOG_MAX		16384U
-/* Passes that a directory remembers, and such as have come to their end. */
+/* Passes that a directory remembers, and those of them that have ended. */
 #define PASSES_MAX	64U
 #define OVER_MAX	4U
 /*
- * Where readers open the directory for each call, new passes get hash order:
- * from so many readers on, and for so long after the last one.
+ * If ANEW_MIN readers have opened the directory to continue at a position, new
+ * passes get hash order until ANEW_FOR after the last of them.
  */
 #define ANEW_FOR	(600 * HZ)
 #define ANEW_MIN	2U
-/* Of a directory that memory does not hold, a sweep is of little use. */
+/* Sweeps of a directory that memory does not hold help little: limit them. */
 #define SWEEP_EVERY	(10 * HZ)
 /* Hashes of names that were added while they are watched: 4 KiB. */
 #define ADDED_ORDER	15U
@@ -72,10 +71,10 @@ struct ext4_itree_readers {
 	u32		nr_passes;
 	u32		nr_over;
 	u32		nr_open;	/* files in the middle of a pass */
-	unsigned long	used;		/* when one of them was, in jiffies */
+	unsigned long	used;		/* when one was last, in jiffies */
 	u32		last_id;
 	u32		doubts;		/* times that the tree was found bad */
-	u32		anew;		/* files that began at a position */
+	u32		anew;		/* files that started at a position */
 	unsigned long	anew_at;
 	unsigned long	*added;		/* ADDED_BITS, by hash, of this epoch */
 	u32		nr_added;
@@ -116,10 +115,10 @@ static struct ext4_itree_readers *make_readers(struct inode *dir)
 }
 
 /**
- * ext4_itree_make_dir - what memory holds of a directory besides its inode
- * @dir: directory, whose inode is held
+ * ext4_itree_make_dir - get or allocate a directory's state besides its inode
+ * @dir: directory, with a reference to its inode
  *
- * Returns NULL without memory.  It goes with the inode.
+ * Returns NULL without memory.  The state is freed with the inode.
  */
 struct ext4_itree_dir *ext4_itree_make_dir(struct inode *dir)
 {
@@ -136,7 +135,7 @@ static void free_log(struct rb_root *log)
 		kfree(m);
 }
 
-/* Takes the log away, to be freed without the lock. */
+/* Detaches the log, to be freed without the lock. */
 static struct rb_root empty_log(struct ext4_itree_readers *r)
 {
 	struct rb_root log = r->log;
@@ -163,7 +162,7 @@ static void forget_pass(struct ext4_itree_readers *r,
 	put_pass(pass);
 }
 
-/* Notes that a pass has come to its end; the last few stay, for seekdir(). */
+/* Marks a pass as ended; the last few are remembered for seekdir(). */
 static void end_pass(struct ext4_itree_readers *r, struct ext4_itree_pass *pass)
 {
 	if (list_empty(&pass->list) || pass->over)
@@ -180,7 +179,7 @@ static void end_pass(struct ext4_itree_readers *r, struct ext4_itree_pass *pass)
 }
 
 /**
- * ext4_itree_forget_readers - a directory leaves memory
+ * ext4_itree_forget_readers - free the readers of an inode that is evicted
  * @dir: any inode
  */
 void ext4_itree_forget_readers(struct inode *dir)
@@ -246,7 +245,7 @@ static bool wants_log(struct ext4_itree_readers *r)
 			      time_before(jiffies, r->used + PASS_IDLE));
 }
 
-/* Takes the oldest name out; passes that began before it know. */
+/* Removes the oldest name; passes that began before it see that in r->lost. */
 static struct moved *drop_oldest(struct ext4_itree_readers *r)
 {
 	struct moved *m = list_first_entry(&r->ages, struct moved, age);
@@ -259,7 +258,7 @@ static struct moved *drop_oldest(struct ext4_itree_readers *r)
 }
 
 /**
- * ext4_itree_readers_renumber - a name has got another inode: note it
+ * ext4_itree_readers_renumber - log a name that has got another inode
  * @dir: i_rwsem held exclusively
  * @de: the changed entry
  */
@@ -304,7 +303,7 @@ void ext4_itree_readers_renumber(struct inode *dir, struct ext4_dir_entry_2 *de)
 }
 
 /**
- * ext4_itree_next_moved - the next name that a pass has left out
+ * ext4_itree_next_moved - find the next name that a pass has skipped
  * @dir: directory
  * @pass: of it
  * @hash: place in hash order to look from, set to the name's
@@ -331,7 +330,7 @@ bool ext4_itree_next_moved(struct inode *dir, struct ext4_itree_pass *pass,
 }
 
 /**
- * ext4_itree_has_moved - has a pass left this name out?
+ * ext4_itree_has_moved - has a pass skipped this name?
  * @dir: directory
  * @pass: of it
  * @hash: of the name
@@ -354,7 +353,7 @@ bool ext4_itree_has_moved(struct inode *dir, struct ext4_itree_pass *pass,
 	return moved;
 }
 
-/* Has a pass left out any name of this hash? */
+/* Has a pass skipped any name of this hash? */
 static bool has_hash(struct ext4_itree_readers *r, struct ext4_itree_pass *pass,
 		     u32 hash)
 {
@@ -370,7 +369,7 @@ static bool has_hash(struct ext4_itree_readers *r, struct ext4_itree_pass *pass,
 }
 
 /**
- * ext4_itree_comes_later - is a name among those that a pass returns at its end?
+ * ext4_itree_comes_later - does the pass return this name at its end?
  * @s: scan in inode order
  * @n: name that it is about to return
  */
@@ -379,13 +378,13 @@ bool ext4_itree_comes_later(struct ext4_itree_scan *s, const struct scan_name *n
 	struct ext4_itree_readers *r = readers_of(s->dir);
 	u32 hash = ITREE_KEY_HASH(n->key), minor;
 
-	/* Changes of the log are kept out by i_rwsem, for as long as we emit. */
+	/* i_rwsem is held while names are emitted, so the log cannot grow. */
 	if (!READ_ONCE(r->nr_log) || n->key <= KEY_DOTDOT)
 		return false;
-	/* The key tells the hash: most names need not be hashed again. */
+	/* The key contains the hash: most names need not be hashed again. */
 	if (!has_hash(r, s->pass, hash))
 		return false;
-	/* Names of the window are decrypted, and have no hash. */
+	/* Names of the window are decrypted and cannot be hashed. */
 	if (IS_ENCRYPTED(s->dir))
 		return true;
 	if (ext4_itree_hash_name(s->dir, s->hash_version, n->name, n->len,
@@ -402,7 +401,7 @@ static u32 added_bit(u32 hash)
 }
 
 /**
- * ext4_itree_watch_added - remember from now on which names are added
+ * ext4_itree_watch_added - start to record which names are added
  * @dir: with a scan that is open, i_rwsem held
  *
  * Returns an epoch for ext4_itree_may_be_added(), or 0 without memory.
@@ -423,7 +422,7 @@ u32 ext4_itree_watch_added(struct inode *dir)
 		r->epoch++;
 	} else if (r->nr_added > ADDED_BITS / 4 ||
 		   (r->nr_added && r->nr_open == 1)) {
-		/* Other scans do without until they fill a window. */
+		/* Other scans do without until their next window. */
 		bitmap_zero(r->added, ADDED_BITS);
 		r->nr_added = 0;
 		r->epoch++;
@@ -436,7 +435,7 @@ u32 ext4_itree_watch_added(struct inode *dir)
 }
 
 /**
- * ext4_itree_readers_added - a name has been added, or has got another inode
+ * ext4_itree_readers_added - record a name that was added or got another inode
  * @dir: i_rwsem held exclusively
  * @hash: of the name
  */
@@ -453,7 +452,7 @@ void ext4_itree_readers_added(struct inode *dir, u32 hash)
 }
 
 /**
- * ext4_itree_readers_lose_added - names may be added without a note
+ * ext4_itree_readers_lose_added - names may be added without a record
  * @dir: i_rwsem held exclusively
  */
 void ext4_itree_readers_lose_added(struct inode *dir)
@@ -470,7 +469,7 @@ void ext4_itree_readers_lose_added(struct inode *dir)
 /**
  * ext4_itree_may_be_added - may a name of this hash have been added?
  * @dir: with a scan that is open, i_rwsem held
- * @epoch: from ext4_itree_watch_added(), since when
+ * @epoch: from ext4_itree_watch_added(), to ask for names added since then
  * @hash: of the name
  */
 bool ext4_itree_may_be_added(struct inode *dir, u32 epoch, u32 hash)
@@ -490,11 +489,11 @@ bool ext4_itree_may_be_added(struct inode *dir, u32 epoch, u32 hash)
 /* --- passes --- */
 
 /**
- * ext4_itree_begin_pass - a pass over a directory in inode order begins
+ * ext4_itree_begin_pass - begin a pass over a directory in inode order
  * @dir: i_rwsem held
  *
- * Returns NULL if there is no memory, or if readers open the directory for each
- * call.  Both get hash order.
+ * Returns NULL without memory, or if readers open the directory for each call.
+ * The reader then gets hash order.
  */
 struct ext4_itree_pass *ext4_itree_begin_pass(struct inode *dir)
 {
@@ -556,10 +555,10 @@ struct ext4_itree_pass *ext4_itree_find_pass(struct inode *dir, u32 id)
 }
 
 /**
- * ext4_itree_leave_pass - a file stops following a pass
+ * ext4_itree_leave_pass - stop following a pass
  * @dir: directory
  * @pass: from ext4_itree_begin_pass() or ext4_itree_find_pass()
- * @over: it has come to its end
+ * @over: the pass has reached its end
  */
 void ext4_itree_leave_pass(struct inode *dir, struct ext4_itree_pass *pass,
 			   bool over)
@@ -601,7 +600,7 @@ bool ext4_itree_pass_whole(struct inode *dir, struct ext4_itree_pass *pass)
 }
 
 /**
- * ext4_itree_note_anew - a file begins at a position
+ * ext4_itree_note_anew - note that a file starts at a position
  * @dir: directory
  */
 void ext4_itree_note_anew(struct inode *dir)
@@ -642,10 +641,11 @@ bool ext4_itree_may_sweep(struct inode *dir)
 /* --- bad trees --- */
 
 /**
- * ext4_itree_readers_doubt - the tree of a directory is bad: tell its readers
+ * ext4_itree_readers_doubt - tell the readers of a directory that its tree is
+ * bad
  * @dir: directory
  *
- * Keys that they have read so far may be wrong, too: names may have been
+ * Keys that they have read so far may be wrong as well: names may have been
  * skipped, and the last key may not be the last.
  */
 void ext4_itree_readers_doubt(struct inode *dir)
@@ -666,9 +666,9 @@ bool ext4_itree_in_doubt(const struct ext4_itree_scan *s)
 }
 
 /**
- * ext4_itree_settle_doubt - the rest of the pass does without the tree
+ * ext4_itree_settle_doubt - continue a pass without the tree
  * @s: scan of the pass
- * @lost: names may have been passed by
+ * @lost: names may have been missed
  */
 void ext4_itree_settle_doubt(struct ext4_itree_scan *s, bool lost)
 {
