@@ -11,15 +11,15 @@
 #include "itree.h"
 #include "itree_glue.h"
 
-/* Blocks mapped at once when the segment grows: about as many as it has. */
+/* Blocks to map at once when the segment grows: about as many as it has. */
 #define CHUNK_MIN	4U
 #define CHUNK_MAX	64U
 
 /*
- * The checksum of a node that a transaction is changing is missing: it is
- * worked out when the transaction commits, once for all of its changes, as
- * that of the orphan file's blocks is.  Until then t_checksum holds the seed
- * for it.  The bit is the next one after ext4's own.
+ * The checksum of a node is computed when the transaction that changes it
+ * commits, once for all changes, as for blocks of the orphan file.  Until then
+ * this bit is set and t_checksum holds the seed.  The bit is the next one after
+ * ext4's own.
  */
 #define BH_ITREE_SEED	(BH_BITMAP_UPTODATE + 1)
 
@@ -46,9 +46,10 @@ static __le32 node_csum(struct super_block *sb, void *data, u32 seed)
  * @data: of @bh, not of a copy
  * @size: of a block
  *
- * Called by jbd2 with b_state_lock held, before what @bh holds is written to
- * the journal or copied for that, and only with metadata_csum.  A second call
- * does nothing, nor does one for a block that is no node any more.
+ * Called by jbd2 with b_state_lock held, before the contents of @bh are written
+ * to the journal or copied for that, and only with metadata_csum.  A second
+ * call changes nothing, and neither does a call for a block that is not a node
+ * any more.
  */
 void ext4_itree_block_trigger(struct jbd2_buffer_trigger_type *triggers,
 			      struct buffer_head *bh, void *data, size_t size)
@@ -75,13 +76,14 @@ static void take_bh(struct itree_buf *buf, struct buffer_head *bh)
 }
 
 /**
- * ext4_itree_cached_block - a directory's block, if memory has it up to date
+ * ext4_itree_cached_block - get a directory's block if it is up to date in
+ * memory
  * @dir: directory
  * @lblk: logical block, of the directory itself or of its tree
  *
- * Returns NULL for a hole, and ERR_PTR(-EAGAIN) if finding or reading the block
- * would need the disk.  A block whose write failed is in memory: the disk has
- * an older one.
+ * Returns NULL for a hole, and ERR_PTR(-EAGAIN) if mapping or reading the block
+ * would need the disk.  A block whose write failed counts as up to date: the
+ * disk has an older version.
  */
 struct buffer_head *ext4_itree_cached_block(struct inode *dir,
 					    ext4_lblk_t lblk)
@@ -102,8 +104,8 @@ struct buffer_head *ext4_itree_cached_block(struct inode *dir,
 }
 
 /*
- * A node that is in memory and has been verified there; NULL: read it.  Saves
- * looking its block up with all checks, which were made when it was read.
+ * Gets a node that is in memory and verified, or NULL.  Saves a look-up of its
+ * block with all checks, which were made when it was read.
  */
 static struct buffer_head *find_verified(struct inode *dir, u32 lblk)
 {
@@ -140,8 +142,8 @@ static int op_read(struct itree *t, u32 lblk, struct itree_buf *buf)
 		return -EFSCORRUPTED;
 	}
 	/*
-	 * A block of the segment is marked verified when its checksum and its
-	 * contents have been found right; the mark goes with the buffer.
+	 * A block of the segment is marked verified after its checksum and its
+	 * contents have passed the checks; the mark is freed with the buffer.
 	 */
 	if (buffer_verified(bh)) {
 		take_bh(buf, bh);
@@ -181,9 +183,9 @@ static u32 chunk_size(struct ext4_itree *et, u32 lblk)
 }
 
 /*
- * Maps @lblk and gives a zeroed, journaled buffer for it.  Blocks are mapped
- * in chunks, so it may be mapped already; it may also be left over from a
- * dropped tree and still be in the journal.  Neither content matters.
+ * Maps @lblk and gets a zeroed, journaled buffer for it.  Blocks are mapped in
+ * chunks, so it may be mapped already.  It may also be left over from a dropped
+ * tree and still be in the journal.  Its old contents do not matter.
  */
 static int op_grow(struct itree *t, u32 lblk, struct itree_buf *buf)
 {
@@ -244,7 +246,7 @@ static int op_access(struct itree *t, struct itree_buf *buf)
 					     buf->priv, trigger(et));
 }
 
-/* Without a journal a checksum cannot wait. */
+/* Sets the checksum at once if there is no journal, or else the seed. */
 static void set_csum(struct ext4_itree *et, struct itree_buf *buf)
 {
 	struct super_block *sb = et->dir->i_sb;
@@ -273,8 +275,8 @@ static int op_dirty(struct itree *t, struct itree_buf *buf)
 	struct ext4_itree *et = to_et(t);
 
 	/*
-	 * The handle may not be the one that the block was made in.  It has
-	 * not been passed on since, so it is in no transaction's commit.
+	 * The block may have been created in an earlier handle.  It has not
+	 * been dirtied since, so no commit includes it.
 	 */
 	if (et->more) {
 		int err = IS_ERR(et->handle) ? PTR_ERR(et->handle) :
@@ -343,7 +345,7 @@ static int open_tree(struct ext4_itree *et)
  * @handle: to change it in, or NULL
  * @dir: directory with the ITREE flag, i_rwsem held
  *
- * Returns 0 or a negative error; et->t.why then tells more, if set.
+ * Returns 0 or a negative error; et->t.why is then the reason, if set.
  */
 int ext4_itree_open(struct ext4_itree *et, handle_t *handle,
 		    struct inode *dir)
@@ -359,8 +361,8 @@ int ext4_itree_open(struct ext4_itree *et, handle_t *handle,
  * @et: filled in; ext4_itree_close() it after success
  * @dir: directory with the ITREE flag, i_rwsem held
  *
- * As ext4_itree_open(), but this and all that reads the tree returns -EAGAIN
- * where et->missing has to be read; ext4_itree_load() does that.
+ * As ext4_itree_open(), but this call and all that read the tree return -EAGAIN
+ * if the block et->missing has to be read, which ext4_itree_load() does.
  */
 int ext4_itree_open_nowait(struct ext4_itree *et, struct inode *dir)
 {
@@ -375,7 +377,7 @@ int ext4_itree_open_nowait(struct ext4_itree *et, struct inode *dir)
  * @et: filled in; ext4_itree_close() it after success
  * @handle: to build it in
  * @dir: directory, i_rwsem held exclusively
- * @blocks: that the whole tree will have, mapped in one piece if possible
+ * @blocks: of the finished tree, to be mapped in one piece if possible
  * @hash_version: of the htree
  *
  * As ext4_itree_open() otherwise.  Does not set the ITREE flag.

@@ -2,10 +2,10 @@
 /*
  * Keeping a directory's itree in step with the directory.
  *
- * The order of things in an operation: ext4_itree_reserve() obtains all space
- * the tree may need, and may fail a create before anything has changed, but
- * never a rename; the directory entry changes; the tree follows in the same
- * handle.  That last step must not fail: if it cannot be done, the tree is
+ * An operation has three steps.  ext4_itree_reserve() obtains all space the
+ * tree may need; it may fail a create before anything has changed, but never a
+ * rename.  Then the directory entry changes, and the tree follows in the same
+ * handle.  That last step must not fail: if it is impossible, the tree is
  * dropped, which costs speed but never a name.
  */
 #include <linux/fs.h>
@@ -30,7 +30,7 @@
 
 /* Blocks read ahead of a pass over all of a large directory. */
 #define AHEAD		256U
-/* Blocks to visit before i_rwsem is offered to waiters. */
+/* Blocks to visit before waiters for i_rwsem have their turn. */
 #define HOLD_BLOCKS	8U
 
 static_assert(EXT4_ITREE_NR_STATS ==
@@ -46,7 +46,7 @@ void ext4_itree_count(struct super_block *sb, enum ext4_itree_stat stat, u32 n)
 }
 
 /**
- * ext4_dir_has_itree - does this directory have a tree to be kept?
+ * ext4_dir_has_itree - does this directory have a tree to maintain?
  * @dir: any inode
  */
 bool ext4_dir_has_itree(struct inode *dir)
@@ -71,14 +71,14 @@ int ext4_itree_credits(struct inode *dir)
 }
 
 /**
- * ext4_itree_bad - a tree cannot be read or breaks a rule
+ * ext4_itree_bad - report a tree that cannot be read or breaks a rule
  * @dir: its directory; i_rwsem held
  * @err: -EIO, -EFSCORRUPTED, -EFSBADCRC
- * @t: the tree, which may know why, or NULL
+ * @t: the tree, with the reason if it has one, or NULL
  *
- * The directory does not need its tree, so this is no ext4_error(): neither
- * errors=remount-ro nor errors=panic apply.  The log names the directory and
- * the block, and the superblock keeps that a check is due.
+ * The directory does not need its tree, so this is not an ext4_error(): neither
+ * errors=remount-ro nor errors=panic applies.  The log names the directory and
+ * the block, and the superblock records that a check is due.
  */
 void ext4_itree_bad(struct inode *dir, int err, const struct itree *t)
 {
@@ -96,7 +96,7 @@ void ext4_itree_bad(struct inode *dir, int err, const struct itree *t)
 
 /**
  * ext4_itree_drop - take the tree away from a directory
- * @handle: of the operation that could not keep it
+ * @handle: of the operation that cannot keep the tree
  * @dir: i_rwsem held exclusively
  * @why: for the log, or NULL if the error has been logged
  *
@@ -105,7 +105,7 @@ void ext4_itree_bad(struct inode *dir, int err, const struct itree *t)
  */
 void ext4_itree_drop(handle_t *handle, struct inode *dir, const char *why)
 {
-	/* An htree that is given up can have no tree built. */
+	/* The htree may be given up; no tree can be built without one. */
 	ext4_itree_builder_stop(dir, -EFSCORRUPTED);
 	if (!ext4_test_inode_flag(dir, EXT4_INODE_ITREE))
 		return;
@@ -132,7 +132,7 @@ static bool no_space(int err)
 	return err == -ENOSPC || err == -EDQUOT;
 }
 
-/* The tree could not follow the directory, which has changed already. */
+/* Drops a tree that cannot follow the directory, which has changed already. */
 static void drop_failed(handle_t *handle, struct inode *dir, int err,
 			const struct itree *t)
 {
@@ -146,7 +146,7 @@ static void drop_failed(handle_t *handle, struct inode *dir, int err,
 	}
 }
 
-/* readdir found the tree bad but has no handle to drop it in: do it now. */
+/* Drops a tree that readdir, which has no handle, could only mark as bad. */
 static bool drop_if_bad(handle_t *handle, struct inode *dir)
 {
 	if (!ext4_test_inode_state(dir, EXT4_STATE_ITREE_BAD))
@@ -164,7 +164,7 @@ static int reserve(handle_t *handle, struct inode *dir, u32 inserts)
 
 	if (!inserts || !ext4_dir_has_itree(dir) || drop_if_bad(handle, dir))
 		return 0;
-	/* Nearly always: a create opens the tree once. */
+	/* The usual case, in which a create opens the tree only once. */
 	if (inserts == 1 && ext4_test_inode_state(dir, EXT4_STATE_ITREE_ROOM))
 		return 0;
 	err = ext4_itree_open(&et, handle, dir);
@@ -188,7 +188,7 @@ static int reserve(handle_t *handle, struct inode *dir, u32 inserts)
  *
  * Returns 0 or the error to fail the operation with: -ENOSPC, -EDQUOT, or an
  * aborted journal.  A tree that cannot be used is dropped without an error.
- * With "noitree", no operation fails for want of the tree's space.
+ * With "noitree", no operation fails for lack of space for the tree.
  */
 int ext4_itree_reserve(handle_t *handle, struct inode *dir, u32 inserts)
 {
@@ -204,9 +204,9 @@ int ext4_itree_reserve(handle_t *handle, struct inode *dir, u32 inserts)
  * @old_stays: the old name stays and gets a new inode
  * @new_dir: directory of the new name
  *
- * Best effort.  A rename is how a mail or a file is saved, and stock ext4
- * needs no space to let a name have another inode.  Where the tree finds no
- * room, ext4_itree_renumber() or ext4_itree_add() drops it.
+ * Best effort.  Programs save mails and files by rename, and stock ext4 needs
+ * no space to give a name another inode.  If there is no room for the tree,
+ * ext4_itree_renumber() or ext4_itree_add() drops it.
  */
 void ext4_itree_reserve_rename(handle_t *handle, struct inode *old_dir,
 			       bool old_stays, struct inode *new_dir)
@@ -244,8 +244,8 @@ int ext4_itree_hash_version(struct inode *dir, u8 *version)
 	found = ((u8 *)bh->b_data)[24 + 4];
 	brelse(bh);
 	/*
-	 * A root that is damaged leads nowhere, and lookups do without; to put
-	 * names in order any hash will do.
+	 * Look-ups ignore an htree whose root is damaged.  Any hash will do to
+	 * sort the names.
 	 */
 	if (found <= DX_HASH_TEA && !ext4_hash_in_dirent(dir))
 		*version = found;
@@ -306,8 +306,9 @@ static bool is_dot(const struct ext4_dir_entry_2 *de)
 }
 
 /*
- * Gets a directory block.  Returns NULL for one to skip: a hole, or for readers
- * one that cannot be read.  Readers release i_rwsem while they wait for it.
+ * Gets a directory block.  Returns NULL for one to skip: a hole or, for
+ * readers, a block that cannot be read.  Readers release i_rwsem while they
+ * wait for it.
  */
 static struct buffer_head *visited_block(struct ext4_itree_visit *v,
 					 ext4_lblk_t block)
@@ -327,7 +328,7 @@ static struct buffer_head *visited_block(struct ext4_itree_visit *v,
 			ext4_warning_inode(v->dir, "error %d reading directory block %u",
 					   err, block);
 	}
-	/* Packing has freed it while i_rwsem was left. */
+	/* Packing has freed it while i_rwsem was released. */
 	if (!err && v->shared && block >= v->dir->i_size >> v->dir->i_blkbits) {
 		brelse(pin);
 		return NULL;
@@ -345,11 +346,12 @@ static struct buffer_head *visited_block(struct ext4_itree_visit *v,
 
 /**
  * ext4_itree_visit_block - call back for the names in a directory block
- * @v: what to visit and whom to call
+ * @v: the visit
  * @block: logical block of the directory
  *
- * Index blocks have none.  Bad entries end the block, as they do for ext4's
- * own readdir, unless v->strict is set.  Returns 0, what v->name() returned, or a negative error.
+ * Index blocks have none.  A bad entry ends the block, as in ext4's own
+ * readdir, unless v->strict is set.  Returns 0, the result of v->name(), or a
+ * negative error.
  */
 int ext4_itree_visit_block(struct ext4_itree_visit *v, ext4_lblk_t block)
 {
@@ -435,12 +437,12 @@ static int visit_blocks(struct ext4_itree_visit *v)
 
 /**
  * ext4_itree_visit_all - call back for all names of a directory
- * @v: what to visit and whom to call; i_rwsem held
+ * @v: the visit; i_rwsem held
  *
- * Visits the blocks in their logical order.  A name that changes its block
- * meanwhile is not missed: names move to new blocks, which come behind all
- * others.  Only packing moves them to lower ones, and it lets visits end first.
- * Returns 0, what v->name() returned, or a negative error.
+ * Visits the blocks in their logical order.  A name that moves to another block
+ * meanwhile is not missed: names move to new blocks, which come after all
+ * others.  Only packing moves names to lower blocks, and it waits for visits to
+ * end.  Returns 0, the result of v->name(), or a negative error.
  */
 int ext4_itree_visit_all(struct ext4_itree_visit *v)
 {
@@ -500,9 +502,9 @@ static u32 tree_blocks(struct inode *dir, u32 keys)
 }
 
 /*
- * Can the transaction and the disk take so many blocks of a tree?  Those that
- * are kept for root, or for what must not fail, are not there for it: a build
- * that fails half way would leave blocks behind.
+ * Do so many blocks of a tree fit into the transaction and on the disk?
+ * Reserved blocks do not count: a build that fails halfway would leave blocks
+ * behind.
  */
 static int make_room(handle_t *handle, struct inode *dir, u32 blocks)
 {
@@ -541,7 +543,7 @@ static int gather_and_load(handle_t *handle, struct inode *dir, u32 *keys)
 				       .name = gather_key }, .max = max };
 	int err;
 
-	/* For each block its bitmap or group descriptor, too. */
+	/* Twice: each block may need its bitmap or group descriptor as well. */
 	err = make_room(handle, dir, 2 * guess + 32);
 	if (err)
 		return err;
@@ -564,8 +566,8 @@ static int gather_and_load(handle_t *handle, struct inode *dir, u32 *keys)
 }
 
 /*
- * Holds all blocks of the directory, if they are in memory, so that the build
- * reads none.  Returns how many it holds.
+ * Pins the blocks of the directory that are in memory, up to the first that is
+ * not, so that the build reads none.  Returns how many.
  */
 static u32 hold_blocks(struct inode *dir, struct buffer_head **bh, u32 blocks)
 {
@@ -601,8 +603,8 @@ static void build(handle_t *handle, struct inode *dir)
 	if (err) {
 		ext4_itree_build_end(dir->i_sb);
 		/*
-		 * Later, when the transaction has room and all blocks are in
-		 * memory, or by a task that is not being killed.
+		 * Retry later if the transaction was full, a block was not in
+		 * memory, or the task is being killed.
 		 */
 		if (err != -EAGAIN && err != -ERESTARTSYS)
 			ext4_set_inode_state(dir, EXT4_STATE_ITREE_NOBUILD);
@@ -633,8 +635,8 @@ static bool should_build(struct inode *dir)
 /* --- following changes of the directory --- */
 
 /*
- * Notes, for ext4_itree_reserve(), whether there is room for one more.  Deletes
- * only make more of it, and a tree that is dropped takes the note with it.
+ * Notes for ext4_itree_reserve() whether there is room for one more key.
+ * Deletes only add room, and ext4_itree_drop() clears the note.
  */
 static int insert_key(struct ext4_itree *et, u64 key)
 {
@@ -664,8 +666,8 @@ static int delete_key(struct ext4_itree *et, u64 key)
 }
 
 /*
- * Without space for the new key, the old one goes first: a node that this
- * frees, or the entry, may be all that is needed.
+ * Without space for the new key, removes the old one first: the node or the
+ * entry that this frees may be enough.
  */
 static int replace_key(struct ext4_itree *et, u64 old_key, u64 key)
 {
@@ -680,7 +682,7 @@ static int replace_key(struct ext4_itree *et, u64 old_key, u64 key)
 }
 
 /**
- * ext4_itree_add - a name has been added to the directory
+ * ext4_itree_add - add the key of a name that has been added
  * @dir: i_rwsem held exclusively
  * @handle: it was added in; ext4_itree_reserve() has been called
  * @ino: the name's inode
@@ -713,7 +715,7 @@ void ext4_itree_add(handle_t *handle, struct inode *dir, u32 ino, u32 hash)
 }
 
 /**
- * ext4_itree_entry_key - key of a name, before the name goes or changes
+ * ext4_itree_entry_key - get a name's key before the name is removed or changed
  * @dir: i_rwsem held exclusively
  * @de: its entry
  *
@@ -731,7 +733,7 @@ u64 ext4_itree_entry_key(struct inode *dir, struct ext4_dir_entry_2 *de)
 	} else if (ext4_dir_has_itree(dir)) {
 		err = ext4_itree_open(&et, NULL, dir);
 		if (err) {
-			/* Without memory the tree is dropped, but is not bad. */
+			/* Lack of memory drops the tree, but it is not bad. */
 			if (err != -ENOMEM)
 				ext4_itree_bad(dir, err, &et.t);
 			return EXT4_ITREE_BAD_KEY;
@@ -747,7 +749,7 @@ u64 ext4_itree_entry_key(struct inode *dir, struct ext4_dir_entry_2 *de)
 }
 
 /**
- * ext4_itree_remove - a name has been removed from the directory
+ * ext4_itree_remove - remove the key of a name that has been removed
  * @dir: i_rwsem held exclusively
  * @handle: it was removed in
  * @key: from ext4_itree_entry_key()
@@ -779,14 +781,14 @@ void ext4_itree_remove(handle_t *handle, struct inode *dir, u64 key)
 }
 
 /**
- * ext4_itree_renumber - a name has got another inode
+ * ext4_itree_renumber - change the key of a name that has got another inode
  * @dir: i_rwsem held exclusively
  * @handle: it was changed in; ext4_itree_reserve() has been called
  * @de: the changed entry
  * @old_key: from ext4_itree_entry_key() before the change
  * @old_ino: its inode before the change
  *
- * Tells readers too, which may be past the name's new place.
+ * Also tells readers, which may be past the name's new place.
  */
 void ext4_itree_renumber(handle_t *handle, struct inode *dir,
 			 struct ext4_dir_entry_2 *de, u64 old_key, u32 old_ino)

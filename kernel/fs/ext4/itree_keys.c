@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * All keys of a directory, gathered in any order and read in theirs.
+ * All keys of a directory, gathered in any order and read in sorted order.
  */
 #include <linux/fs.h>
 #include <linux/mm.h>
@@ -15,7 +15,7 @@
 
 /**
  * ext4_itree_keys_init - start with no keys
- * @k: ext4_itree_keys_free() it in the end
+ * @k: to be freed by ext4_itree_keys_free()
  *
  * Takes at most a quarter of the machine's memory; the caller may lower @k->max.
  */
@@ -51,8 +51,7 @@ static int add_run(struct ext4_itree_keys *k)
  * @k: keys
  * @nr: how many
  *
- * Reclaims memory where it is short: to be called with no locks held.  Returns
- * 0 or -ENOMEM.
+ * May wait in reclaim, so call it with no locks held.  Returns 0 or -ENOMEM.
  */
 int ext4_itree_keys_reserve(struct ext4_itree_keys *k, u32 nr)
 {
@@ -64,7 +63,7 @@ int ext4_itree_keys_reserve(struct ext4_itree_keys *k, u32 nr)
 }
 
 /**
- * ext4_itree_keys_add - take one more key
+ * ext4_itree_keys_add - add a key
  * @k: keys
  * @key: need not be new
  *
@@ -84,7 +83,7 @@ int ext4_itree_keys_add(struct ext4_itree_keys *k, u64 key)
 	return 0;
 }
 
-/* The last run is not full, and those reserved are empty. */
+/* The last run with keys may not be full, and reserved runs are empty. */
 static u32 run_len(const struct ext4_itree_keys *k, u32 run)
 {
 	u64 before = (u64)run * RUN_KEYS;
@@ -103,7 +102,7 @@ static int cmp_keys(const void *a, const void *b)
  * ext4_itree_keys_tidy - sort the runs that are full
  * @k: keys
  *
- * To be called now and then while keys are gathered, with no locks held.
+ * Call this now and then while keys are gathered, with no locks held.
  */
 void ext4_itree_keys_tidy(struct ext4_itree_keys *k)
 {
@@ -140,7 +139,7 @@ static void sift_down(struct ext4_itree_keys *k, u32 at)
  * ext4_itree_keys_merge - get ready to read all keys in order
  * @k: keys; no more can be added
  *
- * To be called with no locks held.  Returns 0 or -ENOMEM.
+ * Sorts, so call it with no locks held.  Returns 0 or -ENOMEM.
  */
 int ext4_itree_keys_merge(struct ext4_itree_keys *k)
 {
@@ -174,7 +173,7 @@ static u32 find_in_run(const struct ext4_itree_keys *k, u32 run, u64 key)
 }
 
 /**
- * ext4_itree_keys_seek - go to the first key that is not below another
+ * ext4_itree_keys_seek - go to the first key that is not below @key
  * @k: keys, after ext4_itree_keys_merge()
  * @key: need not be among them
  */
@@ -193,7 +192,7 @@ void ext4_itree_keys_seek(struct ext4_itree_keys *k, u64 key)
 }
 
 /**
- * ext4_itree_keys_next - the next key in ascending order
+ * ext4_itree_keys_next - get the next key in ascending order
  * @k: keys, after ext4_itree_keys_merge()
  * @key: set if there is one
  *

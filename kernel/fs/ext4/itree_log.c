@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The log of changes to a directory whose itree is being built, and what all
- * steps of a build have in common.  itree_online.c tells how a build goes.
+ * The log of changes to a directory whose itree is being built, and code that
+ * all steps of a build share.  See itree_online.c for the steps.
  */
 #include <linux/fs.h>
 #include <linux/mount.h>
@@ -13,9 +13,9 @@
 #include "itree_glue.h"
 #include "itree_online.h"
 
-/* Changes that one piece of the log holds: about a page. */
+/* Changes in one chunk of the log: about a page. */
 #define LOG_KEYS	((4096 - sizeof(struct list_head) - 8) / sizeof(u64))
-/* Logged and not yet applied: more, and the build is given up. */
+/* The build is given up if more changes are logged but not yet applied. */
 #define LOG_MAX		(4U << 20)
 /* Credits that one node of a load or one change of a round may take. */
 #define STEP_CREDITS	48
@@ -26,7 +26,7 @@ struct log_chunk {
 	u64	key[LOG_KEYS];		/* bit 0: the name is gone */
 };
 
-/* --- what changes of the directory call, i_rwsem held exclusively --- */
+/* --- for changes of the directory, i_rwsem held exclusively --- */
 
 /**
  * ext4_itree_builder_version - hash version of a directory being built
@@ -38,7 +38,7 @@ u8 ext4_itree_builder_version(struct inode *dir)
 }
 
 /**
- * ext4_itree_builder_stop - the builder cannot follow this directory
+ * ext4_itree_builder_stop - make the build of a directory's tree fail
  * @dir: any directory, i_rwsem held exclusively
  * @err: error that ends the build
  */
@@ -51,10 +51,10 @@ void ext4_itree_builder_stop(struct inode *dir, int err)
 }
 
 /**
- * ext4_itree_log - tell the builder of a change
+ * ext4_itree_log - log a change for the builder
  * @dir: directory for which ext4_itree_building() holds
  * @key: of the name; EXT4_ITREE_BAD_KEY stops the build
- * @gone: the name went, else it came
+ * @gone: the name was removed; otherwise it was added
  */
 void ext4_itree_log(struct inode *dir, u64 key, bool gone)
 {
@@ -93,7 +93,7 @@ void ext4_itree_free_log(struct list_head *log)
 	INIT_LIST_HEAD(log);
 }
 
-/* --- what all steps of a build have in common --- */
+/* --- for all steps of a build --- */
 
 /**
  * ext4_itree_check_stop - should the build end here?
@@ -109,7 +109,7 @@ int ext4_itree_check_stop(struct ext4_itree_builder *b)
 		return -EIO;
 	if (READ_ONCE(EXT4_SB(b->dir->i_sb)->s_itree_switching))
 		return -EBUSY;
-	/* Seen late without the lock, at the end with it. */
+	/* The last check holds i_rwsem, so earlier ones may miss an error. */
 	return READ_ONCE(b->err);
 }
 
@@ -138,8 +138,8 @@ int ext4_itree_let_freeze(struct ext4_itree_builder *b)
  * ext4_itree_start - start a handle for steps of a build
  * @dir: directory
  *
- * Returns it, or an ERR_PTR.  ext4_itree_used_up() tells when to go on to
- * another one.
+ * Returns the handle or an ERR_PTR.  Start another one when
+ * ext4_itree_used_up() returns true.
  */
 handle_t *ext4_itree_start(struct inode *dir)
 {
@@ -196,7 +196,7 @@ static bool log_next(struct log_pos *p, u64 *key)
 	return true;
 }
 
-/* Applies as much of the log as one handle can take; returns 1 at its end. */
+/* Applies as much of the log as one handle can take.  Returns 1 at its end. */
 static int apply_some(struct ext4_itree_builder *b, struct log_pos *p)
 {
 	handle_t *handle = ext4_itree_start(b->dir);
@@ -231,7 +231,7 @@ stop:
  * @log: from ext4_itree_take_log(); empty afterwards
  * @locked: i_rwsem is held
  *
- * Returns 0 or a negative error, after which the tree is of no use.
+ * Returns 0 or a negative error, after which the tree must not be used.
  */
 int ext4_itree_apply_log(struct ext4_itree_builder *b, struct list_head *log,
 			 bool locked)

@@ -31,15 +31,15 @@
 
 /* The cursor behind all hashes. */
 #define ALL_HASHES	0x100000000ULL
-/* So few changes are applied with writers shut out ... */
+/* The last round, which excludes writers, applies fewer changes than this. */
 #define LAST_ROUND	256U
-/* ... and so many rounds are tried to get there. */
+/* After so many rounds, the next one is the last in any case. */
 #define MAX_ROUNDS	16U
-/* Blocks of the segment freed with writers shut out. */
+/* Blocks of the segment to free before writers have their turn. */
 #define FREE_AT_ONCE	2048U
 
 /**
- * ext4_itree_check_dir - may a directory be worked on?
+ * ext4_itree_check_dir - can this directory's tree be built, dropped or packed?
  * @dir: i_rwsem held
  *
  * Returns 0, or a negative error as listed in itree_ioctl.h.
@@ -55,7 +55,7 @@ int ext4_itree_check_dir(struct inode *dir)
 	return 0;
 }
 
-/* With i_rwsem held: may the build go on? */
+/* May the build continue?  i_rwsem held. */
 static int check_builder(struct ext4_itree_builder *b)
 {
 	int err = ext4_itree_check_dir(b->dir);
@@ -100,7 +100,7 @@ int ext4_itree_free_range(struct inode *dir, ext4_lblk_t first,
 	int err;
 
 	down_write(&EXT4_I(dir)->i_data_sem);
-	/* A preallocation would give back the blocks freed in it once more. */
+	/* Discarding a preallocation later would free its blocks twice. */
 	ext4_discard_preallocations(dir);
 	ext4_es_remove_extent(dir, first, last - first + 1);
 	err = ext4_ext_remove_space(dir, first, last);
@@ -126,8 +126,8 @@ static int free_from(struct inode *dir, ext4_lblk_t first)
 }
 
 /*
- * Frees all blocks of the segment, from its end, some at a time.  The ITREE
- * flag is off and the builder registered, so no other task uses them.
+ * Frees all blocks of the segment from its end, some at a time.  The ITREE flag
+ * is off and the builder is registered, so no other task uses them.
  */
 static int free_segment(struct ext4_itree_builder *b)
 {
@@ -140,7 +140,7 @@ static int free_segment(struct ext4_itree_builder *b)
 		if (err)
 			return err;
 		inode_lock(dir);
-		/* All blocks of a removed directory go with its inode. */
+		/* The blocks of a removed directory go with its inode. */
 		err = IS_DEADDIR(dir) ? -ENOENT : last_piece(dir, &first);
 		if (!err && first)
 			err = free_from(dir, first);
@@ -171,8 +171,8 @@ static int gather_name(struct ext4_itree_visit *v, u64 key, u32 minor,
 }
 
 /*
- * Gathers the names of the leaf at the cursor, and of its neighbours as long
- * as a hash goes on there, and moves the cursor behind them.
+ * Gathers the names of the leaf at the cursor, and of the next leaves while
+ * they continue its last hash, and moves the cursor behind them.
  */
 static int gather_leaf(struct ext4_itree_builder *b)
 {
@@ -198,7 +198,7 @@ static int gather_leaf(struct ext4_itree_builder *b)
 			b->cursor = ALL_HASHES;
 			return 0;
 		}
-		/* An odd start: the next leaf goes on with the last hash. */
+		/* If @next is odd, the next leaf continues the last hash. */
 		if (!(next & 1)) {
 			b->cursor = next;
 			return 0;
@@ -215,10 +215,10 @@ static int gather(struct ext4_itree_builder *b)
 	u32 names = ext4_itree_block_names(b->dir->i_sb);
 	int err = 0;
 
-	/* Leaves are read in random order: have them in memory, if they fit. */
+	/* Leaves are read in random order: read them ahead if they fit. */
 	ext4_itree_ahead_dir(b->dir, 0);
 	while (!err && b->cursor < ALL_HASHES) {
-		/* Reading a cold directory takes minutes. */
+		/* Gathering may take minutes if the directory is not cached. */
 		err = ext4_itree_let_freeze(b);
 		if (!err)
 			err = ext4_itree_check_stop(b);
@@ -253,7 +253,7 @@ static int load_more(struct ext4_itree *et)
 
 	if (!ext4_itree_used_up(et->handle))
 		return 0;
-	/* Check while there is a handle: after an error, the core still writes. */
+	/* Check with a handle: after an error, the core still writes. */
 	err = ext4_itree_check_stop(l->b);
 	if (err)
 		return err;
@@ -266,7 +266,7 @@ static int load_more(struct ext4_itree *et)
 	et->handle = ext4_itree_start(et->dir);
 	if (IS_ERR(et->handle))
 		return PTR_ERR(et->handle);
-	/* The core goes on changing the root, which may be in the journal. */
+	/* The core still changes the root, which may be in a commit. */
 	return ext4_journal_get_write_access(et->handle, et->dir->i_sb,
 					     et->t.root.priv, EXT4_JTR_NONE);
 }
@@ -325,7 +325,7 @@ static int load(struct ext4_itree_builder *b)
 /* --- catching up --- */
 
 /*
- * Listings get another order from now on.  NFS clients cache the old one until
+ * Listings have another order from now on.  NFS clients cache the old one until
  * the directory's change attribute changes.
  */
 static void order_changed(struct inode *dir)
@@ -434,7 +434,7 @@ static int register_builder(struct ext4_itree_builder *b)
 		return -ENOMEM;
 	inode_lock(dir);
 	err = d->builder || d->packing ? -EBUSY : IS_DEADDIR(dir) ? -ENOENT : 0;
-	/* To free trees with the feature changes nothing that users see. */
+	/* Freeing trees when the feature changes is invisible to users. */
 	if (!err && IS_IMMUTABLE(dir) &&
 	    (build || b->args->ia_op == EXT4_ITREE_OP_DROP))
 		err = -EPERM;
@@ -478,7 +478,7 @@ static int init_builder(struct ext4_itree_builder *b, struct file *file,
 	err = mnt_want_write_file(file);
 	if (err)
 		return err;
-	/* Blocks of the tree are charged, and given back, like any others. */
+	/* The blocks of the tree count towards quotas like any others. */
 	err = dquot_initialize(b->dir);
 	if (err) {
 		mnt_drop_write_file(file);
@@ -493,9 +493,9 @@ static int init_builder(struct ext4_itree_builder *b, struct file *file,
  * @file: the open directory
  * @a: flags in, figures out
  *
- * Takes the locks it needs, each for a short time; sleeps; ends at a signal.
- * Returns 0, also if there is a tree already, or a negative error as listed
- * in itree_ioctl.h; the directory then has no tree, or the one that it had.
+ * Sleeps, holds locks only for short times, and ends at a signal.  Returns 0,
+ * also if there is a tree already, or a negative error as listed in
+ * itree_ioctl.h; the directory then has no tree, or the one that it had.
  */
 int ext4_itree_build_online(struct file *file, struct ext4_itree_args *a)
 {
@@ -538,8 +538,8 @@ out:
  * @file: the open directory
  * @a: figures out
  *
- * As ext4_itree_build_online(); also frees what an interrupted build left.
- * Open scans go on without the tree.
+ * As ext4_itree_build_online().  Also frees blocks left by an interrupted
+ * build.  Open scans continue without the tree.
  */
 int ext4_itree_drop_online(struct file *file, struct ext4_itree_args *a)
 {
@@ -554,12 +554,12 @@ int ext4_itree_drop_online(struct file *file, struct ext4_itree_args *a)
 }
 
 /**
- * ext4_itree_drop_dir - the same, for a directory that need not be open
+ * ext4_itree_drop_dir - drop the tree of a directory that need not be open
  * @file: any open directory of the file system
  * @dir: directory, on which a reference is held
  * @a: figures out
  *
- * Works without the feature, too.
+ * Also works without the feature.
  */
 int ext4_itree_drop_dir(struct file *file, struct inode *dir,
 			struct ext4_itree_args *a)

@@ -9,8 +9,8 @@
 #include "itree_ioctl.h"
 
 /*
- * All keys of a directory, 8 bytes each, in runs that are sorted one by one
- * and merged when they are read: no large piece of memory, no long sort.
+ * All keys of a directory, 8 bytes each, in runs that are sorted one by one and
+ * merged when they are read.  This avoids large allocations and long sorts.
  */
 struct ext4_itree_keys {
 	u64	**run;
@@ -48,7 +48,7 @@ struct ext4_itree_builder {
 	bool		can_write;	/* mnt_want_write_file() holds */
 	u8		hash_version;
 
-	/* Changed under the exclusive i_rwsem, the cursor under the shared. */
+	/* Changed under exclusive i_rwsem; the cursor under shared. */
 	u64		cursor;
 	int		err;		/* the log has lost something */
 	u32		logged;
