@@ -2,23 +2,24 @@
 /*
  * Reading small files ahead of readers that read a directory in inode order.
  *
- * A file has a reading direction: readahead brings the next pages of a reader
- * that goes on.  A directory with a tree has one, too, inode order.  Backups,
- * copies and searches read one small file after the other in that order, and
- * each file is a request of its own, in an aged directory anywhere on the disk.
+ * Files are read from start to end, so readahead knows which pages come next.
+ * A directory with a tree has an order of reading as well: inode order.
+ * Backups, copies and searches read one small file after the other in that
+ * order.  Each file is a request of its own, in an aged directory anywhere on
+ * the disk.
  *
  * This detector is modelled on mm/readahead.c.  It looks at the first read of
  * each small file.  A streak of such reads that had to wait, ascending and
- * close together by the directory's tree, is a reader to follow.  The files of
+ * close together in the directory's tree, is a reader to follow.  The files of
  * the next keys are then read in the order of the disk, neighbours in one
- * request.  When the reader comes near the end of such a run and has used it,
- * a longer one follows, up to a share of the memory that the reader's control
- * group may take.  A reader that leaves the order, or whose
- * files are evicted before it reads them, is not followed any longer.
+ * request.  When the reader has used most of such a run, a longer one follows,
+ * up to a share of the memory of the reader's control group.  A reader that
+ * leaves the order, or whose files are evicted before it reads them, is not
+ * followed any longer.
  *
- * Runs are read by the reader, at the end of its read, with no lock of the
- * file's held: memory, I/O priority and I/O limits are those of the reader.
- * The directory's i_rwsem is only tried, and never held for a disk.
+ * The reader itself reads the run, at the end of its read, with no lock of the
+ * file held: memory, I/O priority and I/O limits are those of the reader.  It
+ * only tries the directory's i_rwsem, and never waits for the disk with it.
  */
 #include <linux/backing-dev.h>
 #include <linux/blkdev.h>
@@ -42,8 +43,8 @@
 /* A reader is followed after so many reads in a row that had to wait. */
 #define STREAK		8U
 /*
- * In a streak, a reader may pass by so many names for each one it reads.  Reads
- * in another order sometimes ascend, too, but skip most of the names.
+ * In a streak, one in so many names has to be read.  Reads in another order
+ * sometimes ascend as well, but skip most of the names.
  */
 #define STREAK_SPARSE	4U
 /* A streak over more inode numbers is not worth a look into the tree. */
@@ -54,50 +55,50 @@
 #define RUN_MIN		(2 * STREAK)
 #define RUN_MAX		262144U
 /*
- * Runs of so many keys or more are followed by one of four times the length,
- * shorter ones by one of twice.  In an aged directory the cost of a file goes
- * down with the length of its run, so that a slow start is most of the whole.
+ * A run of so many keys or more is followed by one four times as long, a
+ * shorter one by one twice as long.  In an aged directory, longer runs cost
+ * less for each file, so a slow start would be most of the whole cost.
  */
 #define RUN_SURE	1024U
-/* Of the memory, what one run may take. */
+/* A run may take this part of the memory: a quarter. */
 #define RUN_SHARE	4
 /* Memory of an inode and its dentry, without pages. */
 #define INODE_BYTES	(sizeof(struct ext4_inode_info) + sizeof(struct dentry))
 /* The next run is due when so much of this one is left: an eighth. */
 #define LEFT_SHARE	8
-/* Of the reads of a run, so many may find their file gone, and a streak's. */
+/* One in so many reads of a run may miss, besides STREAK of them. */
 #define MISSED_SHARE	64
 /* Times that a reader waits for inode tables or the tree to come in. */
 #define TRIES_MAX	4U
 /* Keys that are taken under i_rwsem without a pause. */
 #define TAKE_KEYS	4096U
 /*
- * A run that takes longer is followed by a shorter one: the read() that it is
- * part of returns when all of it has been asked for.  Clients of knfsd wait for
- * an answer then.
+ * A run that takes longer is followed by a shorter one: the read() that starts
+ * it returns only after all requests have been submitted.  Meanwhile clients of
+ * knfsd wait for a reply.
  */
 #define LONG_RUN	(current->flags & PF_KTHREAD ? HZ : 30 * HZ)
-/* Bytes after which a run lets others in and looks for signals. */
+/* Bytes after which a run reschedules and checks for signals. */
 #define PIECE_BYTES	BIT(20)
 
 /* --- the detector --- */
 
 /*
- * A reader, as the inode numbers of the small files show that it reads from
- * their start.
+ * A reader, as seen from the inode numbers of the small files it starts to
+ * read.
  */
 struct ext4_itree_stream {
 	u32	first;		/* where the streak or the last run began */
 	u32	last;		/* the highest one so far */
 	u32	streak;		/* reads that went up and had to wait */
-	u32	end;		/* below, files have been read ahead, or 0 */
-	u32	mark;		/* the read that wants the next run */
+	u32	end;		/* files below have been read ahead, or 0 */
+	u32	mark;		/* the read that starts the next run */
 	u32	due;		/* files read ahead below the mark */
 	u32	used;		/* reads since then, found in memory ... */
 	u32	missed;		/* ... and not */
 	u32	run;		/* keys that the next run takes ... */
 	u32	most;		/* ... and may take, as memory showed */
-	u32	tries;		/* in a row that found no inodes in memory */
+	u32	tries;		/* runs in a row without inodes in memory */
 	u32	age;
 	bool	busy;		/* its next run is being read */
 };
@@ -106,7 +107,7 @@ struct ext4_itree_stream {
 struct ext4_itree_streams {
 	spinlock_t	lock;		/* of all that follows */
 	u32		clock;
-	u32		used;		/* files of runs that were read: count */
+	u32		used;		/* files of runs that were used */
 	struct ext4_itree_stream stream[STREAMS];
 };
 
@@ -120,7 +121,7 @@ static u32 distance(const struct ext4_itree_stream *s, u32 ino)
 	return ino > s->last ? ino - s->last : s->last - ino;
 }
 
-/* The reader that reads @ino, or the one to be forgotten for a new one. */
+/* Returns the reader that reads @ino, or the one that a new one replaces. */
 static struct ext4_itree_stream *find_stream(struct ext4_itree_streams *t,
 					     u32 ino, bool *found)
 {
@@ -169,13 +170,13 @@ static bool run_paid(struct ext4_itree_stream *s)
 }
 
 /**
- * stream_note - a small file is read from its start
+ * stream_note - note that a small file is read from its start
  * @t: readers of its directory, locked
  * @ino: the file's inode number
  * @miss: the read has to wait for the disk
  *
- * Returns the reader if files are to be read ahead of it now.  It is busy then
- * until stream_go_on() or stream_stop().
+ * Returns the reader if the next run is due.  The reader is then busy until
+ * stream_go_on() or stream_stop().
  */
 static struct ext4_itree_stream *stream_note(struct ext4_itree_streams *t,
 					     u32 ino, bool miss)
@@ -192,7 +193,7 @@ static struct ext4_itree_stream *stream_note(struct ext4_itree_streams *t,
 	}
 	s->age = ++t->clock;
 	if (s->end) {
-		/* Beyond the run, a miss is no file that has left memory. */
+		/* A miss beyond the run is not an evicted file. */
 		s->used += !miss;
 		t->used += !miss && ino < s->end;
 		s->missed += miss && ino < s->end;
@@ -219,14 +220,14 @@ static struct ext4_itree_stream *stream_note(struct ext4_itree_streams *t,
 }
 
 /**
- * stream_go_on - a run has been read ahead
+ * stream_go_on - note that a run has been read ahead
  * @s: its reader, locked
  * @from: inode number that the run began with
  * @end: inode number behind the run
- * @mark: inode number whose read wants the next one
+ * @mark: inode number whose read starts the next run
  * @due: files of the run below the mark
  *
- * While one thread of the reader reads ahead, others go on.  Files that they
+ * While one thread of the reader reads ahead, others continue.  Files that they
  * have passed meanwhile are not due any more.
  */
 static void stream_go_on(struct ext4_itree_stream *s, u32 from, u32 end,
@@ -247,7 +248,7 @@ static void stream_go_on(struct ext4_itree_stream *s, u32 from, u32 end,
 }
 
 /**
- * stream_wait - the inodes to read ahead are not in memory yet
+ * stream_wait - retry a run whose inodes are not in memory yet
  * @s: its reader, locked
  * @end: inode number that the run begins with
  *
@@ -262,10 +263,10 @@ static void stream_wait(struct ext4_itree_stream *s, u32 end)
 }
 
 /**
- * stream_stop - nothing could be read ahead
+ * stream_stop - stop following a reader
  * @s: the reader, locked
  *
- * A new streak is needed.
+ * Following it again takes a new streak.
  */
 static void stream_stop(struct ext4_itree_stream *s)
 {
@@ -285,10 +286,10 @@ struct file_run {
 	struct inode	*dir;
 	struct run_file	*file;
 	u32		nr;
-	u32		end;	/* inode number to go on with */
+	u32		end;	/* inode number to continue with */
 	u32		mark;
 	u32		due;
-	bool		full;	/* memory is to take no more */
+	bool		full;	/* the budget is used up */
 	u32		files;	/* that were read, ... */
 	u64		bytes;	/* ... and their pages */
 };
@@ -301,7 +302,7 @@ static u64 run_budget(struct super_block *sb)
 	return min_t(u64, bytes, READ_ONCE(EXT4_SB(sb)->s_itree_ahead_max));
 }
 
-/* ext4_itree_take_inodes(), or none if i_rwsem is held for a change. */
+/* As ext4_itree_take_inodes(), but takes none if i_rwsem is contended. */
 static u32 take_inodes(struct inode *dir, u64 *next, u32 *ino, u32 max,
 		       u32 group)
 {
@@ -315,8 +316,8 @@ static u32 take_inodes(struct inode *dir, u64 *next, u32 *ino, u32 max,
 }
 
 /*
- * Did the streak read most of what lies between its first file and its last?
- * Reads of another order that ascend by chance did not.
+ * Did the streak read enough of the files between its first and its last?
+ * Reads in another order that ascend by chance did not.
  */
 static bool streak_dense(struct inode *dir, u32 first, u32 last)
 {
@@ -329,7 +330,7 @@ static bool streak_dense(struct inode *dir, u32 first, u32 last)
 	return nr && (nr < ARRAY_SIZE(ino) || ino[nr - 1] >= last);
 }
 
-/* Where the data of a small file begins, as its raw inode tells. */
+/* Finds where the data of a small file begins, from its raw inode. */
 static void look_at_inode(struct super_block *sb, struct ext4_inode *raw,
 			  struct run_file *f)
 {
@@ -347,8 +348,8 @@ static void look_at_inode(struct super_block *sb, struct ext4_inode *raw,
 }
 
 /*
- * Looks at the inodes whose blocks of the inode table are in memory, up to one
- * that is not, or until they are all that memory is to take.
+ * Looks at the inodes whose table blocks are in memory, up to the first that is
+ * not, or until their files use up the budget.
  */
 static void look_at_files(struct file_run *r)
 {
@@ -446,7 +447,7 @@ static void read_file(struct file_run *r, const struct run_file *f)
 
 	if (ext4_itree_inode_busy(sb, f->ino))
 		return;
-	/* A key of the tree is no more to be believed than a file handle. */
+	/* A key of the tree is no more trustworthy than a file handle. */
 	inode = ext4_iget(sb, f->ino, EXT4_IGET_HANDLE);
 	if (IS_ERR(inode))
 		return;
@@ -478,8 +479,8 @@ static void read_files(struct file_run *r)
 		if (!f->pblk)
 			continue;
 		/*
-		 * A plug is for neighbours.  Requests that do not merge may
-		 * leave it in reverse.
+		 * Plug only neighbours: requests that do not merge may be
+		 * submitted in reverse order.
 		 */
 		if (f->pblk != next || r->bytes - piece >= PIECE_BYTES) {
 			blk_finish_plug(&plug);
@@ -499,8 +500,7 @@ static void read_files(struct file_run *r)
 
 /*
  * Starts reading the inode tables that the next run will look at, and the tree
- * if that has left memory, or never was there: not all readers list the
- * directory before.
+ * if it is not in memory: not all readers list the directory first.
  */
 static void read_tables(struct inode *dir, u32 from, u32 keys)
 {
@@ -527,7 +527,7 @@ static void read_tables(struct inode *dir, u32 from, u32 keys)
 		ext4_itree_start_tree(dir);
 }
 
-/* Reads keys @from and up ahead, as many as are there without a wait. */
+/* Reads files ahead from @from on, up to the first inode not in memory. */
 static void read_run(struct file_run *r, u32 from, u32 keys)
 {
 	u32 i;
@@ -535,7 +535,7 @@ static void read_run(struct file_run *r, u32 from, u32 keys)
 	take_files(r, from, keys);
 	look_at_files(r);
 	if (!r->nr) {
-		/* The next try finds the inodes in memory. */
+		/* The next try should find the inodes in memory. */
 		read_tables(r->dir, from, keys);
 		kvfree(r->file);
 		return;
@@ -577,7 +577,7 @@ static struct ext4_itree_streams *make_streams(struct inode *dir)
 	return t;
 }
 
-/* Hits are of interest while there is a run that they could be of. */
+/* Hits are of interest only while there is a run they may belong to. */
 static void set_interest(struct inode *dir, const struct ext4_itree_streams *t)
 {
 	bool runs = false;
@@ -643,12 +643,12 @@ count:
 }
 
 /**
- * ext4_itree_file_read - a file has been read from its start
+ * ext4_itree_file_read - note that a file has been read from its start
  * @file: the open file, small (EXT4_ITREE_SMALL_FILE)
  * @miss: nothing of it was in memory
  *
- * Reads files of the same directory ahead if their reader has been found to
- * read them in inode order.  Called with no lock of the file's held.
+ * Reads files of the same directory ahead if the reader reads them in inode
+ * order.  Called with no lock of the file held.
  */
 void ext4_itree_file_read(struct file *file, bool miss)
 {
@@ -656,7 +656,7 @@ void ext4_itree_file_read(struct file *file, bool miss)
 	struct inode *dir;
 	bool look;
 
-	/* Most reads end here: no reader to follow, and none that begins. */
+	/* Most reads end here: no reader to follow, and no streak begins. */
 	rcu_read_lock();
 	dir = d_inode_rcu(READ_ONCE(file->f_path.dentry->d_parent));
 	look = dir && ext4_dir_has_itree(dir) &&

@@ -3,14 +3,14 @@
 #ifndef _EXT4_ITREE_FILES_H
 #define _EXT4_ITREE_FILES_H
 
-/* Files up to this size are read ahead as a whole; larger ones do it alone. */
+/* Files up to this size are read ahead whole; readahead suits larger ones. */
 #define EXT4_ITREE_SMALL_FILE	(128U << 10)
-/* Bytes of them at once, unless /sys says otherwise.  Memory allows less. */
+/* Bytes of them at once, unless changed in sysfs.  Memory may limit it more. */
 #define EXT4_ITREE_AHEAD_MAX	BIT(30)
 
 void ext4_itree_file_read(struct file *file, bool miss);
 
-/* Does a read from @pos on tell in which order the files are read? */
+/* Does a read at @pos start a small file and so show the order of reads? */
 static inline bool ext4_itree_is_file_read(struct inode *inode, loff_t pos)
 {
 	struct super_block *sb = inode->i_sb;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * EXT4_IOC_ITREE: what users may ask of a directory's itree.
+ * EXT4_IOC_ITREE: the operations on itrees that users may request.
  */
 #include <linux/fs.h>
 #include <linux/buffer_head.h>
@@ -13,7 +13,7 @@
 #include "itree_online.h"
 
 /**
- * ext4_itree_possible - is this a directory of a kind that can have a tree?
+ * ext4_itree_possible - can this kind of directory have a tree?
  * @dir: directory of a file system with the feature
  */
 bool ext4_itree_possible(struct inode *dir)
@@ -315,10 +315,10 @@ int ext4_ioctl_itree(struct file *file, void __user *arg)
 			return -EPERM;
 		clear_results(&a);
 		err = ext4_itree_switch(file, &a);
-		/* A call that failed has results, too: the reason, trees gone. */
+		/* A failed call also has results: the reason, trees dropped. */
 		return copy_to_user(arg, &a, sizeof(a)) ? -EFAULT : err;
 	}
-	/* Reading everything keeps writers out. */
+	/* Reading a whole tree keeps writers out for a long time. */
 	if ((a.ia_op != EXT4_ITREE_OP_STAT ||
 	     (a.ia_flags & EXT4_ITREE_VERIFY)) &&
 	    !inode_owner_or_capable(file_mnt_idmap(file), dir))

@@ -5,26 +5,26 @@
  * for 32-bit and 64-bit callers.
  *
  * Errors:
- *  ENOTTY	the kernel does not know itrees, or this is not ext4
+ *  ENOTTY	the kernel does not support itrees, or this is not ext4
  *  ENOTDIR	not a directory
  *  EOPNOTSUPP	the file system lacks the itree feature, or cannot have it (ON);
  *		PACK needs no feature
- *  ENODATA	a directory of a kind that has no tree: without an htree,
- *		with block maps, or kept in its inode (BUILD, PACK)
+ *  ENODATA	this kind of directory cannot have a tree: it has no htree,
+ *		uses block maps, or is stored in its inode (BUILD, PACK)
  *  EINVAL	unknown version, op or flag, or a reserved field is not 0
  *  EPERM	neither the directory's owner nor capable (ON, OFF: without
  *		CAP_SYS_ADMIN); or the directory is immutable
  *  EROFS	read-only file system (BUILD, DROP, PACK, ON, OFF)
- *  EBUSY	a build, drop or pack of this directory, a change of the feature, or
- *		(ON, OFF) an online resize is under way
+ *  EBUSY	a build, drop or pack of this directory, a change of the feature
+ *		or (ON, OFF) an online resize is in progress
  *  EAGAIN	the directory changed faster than the build could follow
- *  EINTR	a signal came; a build is undone, nothing else is lost
+ *  EINTR	interrupted by a signal; a build is undone, nothing else is lost
  *  ENOENT	the directory has been removed meanwhile
  *  EUCLEAN	the directory itself is corrupt (BUILD, PACK), or (ON) the file
  *		system has recorded errors: run e2fsck
  *  ENOMEM, ENOSPC, EDQUOT, EFBIG, EIO as usual
- * After an error of BUILD the directory has no tree, or the one that it had;
- * after one of ON or OFF the feature is as it was, and trees may be gone.
+ * After an error of BUILD, the directory has no tree, or the one that it had.
+ * After an error of ON or OFF, the feature is unchanged, and trees may be gone.
  */
 #ifndef _EXT4_ITREE_IOCTL_H
 #define _EXT4_ITREE_IOCTL_H
@@ -35,17 +35,17 @@
 #define EXT4_ITREE_IOC_VERSION	1
 
 /* ia_op */
-#define EXT4_ITREE_OP_STAT	0	/* for all that can open the directory */
+#define EXT4_ITREE_OP_STAT	0	/* for all who can open the directory */
 #define EXT4_ITREE_OP_BUILD	1
 #define EXT4_ITREE_OP_DROP	2
 #define EXT4_ITREE_OP_CHECK	3
-/* The feature of the file system that the directory is of. */
+/* The feature of the directory's file system. */
 #define EXT4_ITREE_OP_ON	4
 #define EXT4_ITREE_OP_OFF	5	/* drops all trees first */
 /*
- * Joins blocks of the directory that fit into one, and frees what that leaves,
- * for some 100 ms from the hash ia_from on, 0 at first.  With EXT4_ITREE_MORE,
- * ia_next is where the next call goes on.
+ * Joins blocks of the directory that fit into one, and frees those that this
+ * empties, for about 100 ms from the hash ia_from on, which is 0 at first.
+ * With EXT4_ITREE_MORE, the next call continues at ia_next.
  */
 #define EXT4_ITREE_OP_PACK	6
 
@@ -56,9 +56,9 @@
 /* ia_state */
 #define EXT4_ITREE_HAS_TREE	0x1	/* there is one, now */
 #define EXT4_ITREE_BAD		0x2	/* it breaks a rule: see ia_why */
-#define EXT4_ITREE_CHANGED	0x4	/* this call changed what it is for */
+#define EXT4_ITREE_CHANGED	0x4	/* this call has changed something */
 #define EXT4_ITREE_POSSIBLE	0x8	/* the directory can have one */
-#define EXT4_ITREE_MORE		0x10	/* PACK: it has not come to the end */
+#define EXT4_ITREE_MORE		0x10	/* PACK: not yet at the end */
 
 /* id_what */
 #define EXT4_ITREE_MISSING	1	/* a name has no key in the tree */
@@ -97,7 +97,7 @@ struct ext4_itree_args {
 	__u64	ia_leaf_slots;		/* CHECK, VERIFY: keys that would fit */
 	__u64	ia_logged;		/* BUILD: changes made meanwhile */
 	__u32	ia_rounds;		/* BUILD: rounds to catch up */
-	__u32	ia_locked_us;		/* BUILD: writers shut out at the end */
+	__u32	ia_locked_us;		/* BUILD: writers blocked at the end */
 	__u32	ia_why_block;		/* bad tree: in this block of it */
 	__u32	ia_block_size;
 	char	ia_why[64];		/* bad tree; EOPNOTSUPP, EUCLEAN of ON */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Packing a directory in use.  ext4 adds blocks to a directory and never takes
- * one away, so a queue that once held a million names stays slow for ever.
+ * Packing a directory in use.  ext4 adds blocks to a directory and never frees
+ * one, so a queue that once held a million names stays slow for ever.
  *
  * One pass in hash order joins neighbouring leaves of the htree, and then
  * neighbouring index blocks, that fit into one block together.  The block that
@@ -9,13 +9,13 @@
  * block is freed.  All of that is one transaction, so after a crash each block
  * of the directory has its place in the htree.
  *
- * A name keeps its hash and its inode.  Positions of readers, of NFS clients,
- * too, are made of these and stay valid, and a tree need not follow.  Readers
- * that visit the blocks in their logical order would miss names that move to
- * lower blocks: packing waits for them, see ext4_itree_visit_all().
+ * A name keeps its hash and its inode.  Positions of readers, including those
+ * of NFS clients, consist of these and stay valid, and a tree need not change.
+ * Readers that visit the blocks in their logical order would miss names that
+ * move to lower blocks, so packing waits for them, see ext4_itree_visit_all().
  *
- * A step waits for no disk.  If a block is not in memory, the step ends before
- * it has changed anything, and the block is read without the lock.
+ * A step never waits for the disk.  If a block is not in memory, the step ends
+ * before it has changed anything, and the block is read without the lock.
  */
 #include <linux/buffer_head.h>
 #include <linux/delay.h>
@@ -33,18 +33,18 @@
 #include "itree_glue.h"
 #include "itree_online.h"
 
-/* A call returns after so many milliseconds, for progress and for pauses. */
+/* A call returns after so many milliseconds, to allow progress and pauses. */
 #define CALL_MS		100
-/* Steps with writers shut out: each joins two blocks, or passes one by. */
+/* Steps in one hold of i_rwsem: each joins two blocks or moves on by one. */
 #define STEPS		16U
-/* Blocks that a step may need and that have been read for it. */
+/* Blocks to pin that have been read for a step. */
 #define PINS		16U
 /*
- * How full a block may get: names that come later shall not split it at once.
+ * How full a block may get, so that the next new names do not split it at once.
  * e2fsck -D leaves as much room.
  */
 #define FULL(room)	((room) * 4 / 5)
-/* Returned by a step that has to wait: pack->missing is to be read. */
+/* Returned by a step that cannot continue until pack->missing is read. */
 #define MISSING		1
 
 struct htree_path {
@@ -55,19 +55,19 @@ struct htree_path {
 struct pack {
 	struct inode	*dir;
 	struct ext4_itree_dir *d;
-	u32		cursor;		/* hash up to which the pass has come */
+	u32		cursor;		/* hash that the pass has reached */
 	bool		done;
 	bool		changed;
 	u32		room;		/* for entries in a leaf */
-	/* Read before the last block is freed, which others may then take. */
+	/* Filled before the last block is freed, as it may then be reused. */
 	char		*copy;		/* of the last block */
 	char		*joined;	/* what goes into the block that stays */
 
 	ext4_lblk_t	missing;	/* has to be read */
-	bool		tail;		/* likewise what freeing it needs */
+	bool		tail;		/* as must be what freeing it needs */
 	struct buffer_head *pins[PINS];
 	u32		nr_pins;
-	/* For blocks of this range, what freeing them needs is in memory. */
+	/* Memory holds all that is needed to free blocks of this range. */
 	ext4_lblk_t	tail_lo;
 	ext4_lblk_t	tail_hi;
 	struct buffer_head *bitmap;
@@ -85,20 +85,20 @@ static u32 entry_hash(const struct ext4_htree_node *n, u32 i)
 	return le32_to_cpu(n->e[i].hash);
 }
 
-/* The place of the first entry's hash holds limit and count of the block. */
+/* The hash field of the first entry holds limit and count of the block. */
 static void set_count(struct ext4_htree_entry *first, u32 count)
 {
 	((__le16 *)first)[1] = cpu_to_le16(count);
 }
 
 /**
- * ext4_htree_parse - look at an index block of an htree
+ * ext4_htree_parse - parse an index block of an htree
  * @dir: its directory
  * @bh: block, whose checksum has been verified
  * @block: its logical number; 0 is the root
  * @n: filled in; borrows @bh
  *
- * Returns false for a block that is no index block.  For the format see struct
+ * Returns false if it is not an index block.  For the format, see struct
  * dx_root, dx_node, dx_entry and dx_countlimit in namei.c.
  */
 bool ext4_htree_parse(struct inode *dir, struct buffer_head *bh,
@@ -106,7 +106,7 @@ bool ext4_htree_parse(struct inode *dir, struct buffer_head *bh,
 {
 	bool csum = ext4_has_feature_metadata_csum(dir->i_sb);
 	u32 size = dir->i_sb->s_blocksize, head = block ? 8 : 32;
-	/* As dx_node_limit() has it: with hashes in entries, 8 bytes stay free. */
+	/* As in dx_node_limit(): with hashes in entries, 8 bytes stay free. */
 	u32 room = size - (block ? ext4_dir_rec_len(0, dir) : head);
 	struct ext4_dir_entry_2 *de = (struct ext4_dir_entry_2 *)bh->b_data;
 	u8 *info = (u8 *)bh->b_data + 24;
@@ -180,7 +180,7 @@ static void close_path(struct htree_path *path)
 		brelse(path->node[l].bh);
 }
 
-/* Finds the leaf of a hash; close_path() follows, whatever this returns. */
+/* Finds the leaf of a hash.  Call close_path() whatever this returns. */
 static int walk(struct pack *p, u32 hash, struct htree_path *path)
 {
 	struct ext4_htree_node *n = path->node;
@@ -233,8 +233,8 @@ static int measure(struct pack *p, struct buffer_head *bh, u32 *bytes)
 }
 
 /*
- * Moves the names in @from to @to, one behind the other.  Both may lie in one
- * leaf.  Returns where the next one goes; @last is set to the last one.
+ * Moves the names in @from to @to, without gaps.  Both may be in the same leaf.
+ * Returns where the next name goes, and sets @last to the last one.
  */
 static char *move_names(struct pack *p, char *from, char *to,
 			struct ext4_dir_entry_2 **last)
@@ -271,7 +271,7 @@ static void join_leaves(struct pack *p, char *gone)
 					     p->dir->i_sb->s_blocksize);
 }
 
-/* --- the block that holds the pointer to another --- */
+/* --- the index block that points to a block --- */
 
 static bool points_to(const struct ext4_htree_node *n, ext4_lblk_t block,
 		      u32 *at)
@@ -290,7 +290,7 @@ struct search {
 	u32		level;		/* of the holder, 0: the root */
 };
 
-/* Searches the index block @at, and those below it. */
+/* Searches the index block @at and those below it. */
 static int search_holder(struct pack *p, struct search *s, ext4_lblk_t at,
 			 u32 level)
 {
@@ -338,10 +338,10 @@ static bool first_hash(struct pack *p, struct buffer_head *bh, u32 *hash)
 }
 
 /*
- * Finds the index block that points to @block, whose contents are in @bh: by
- * the hash of its first name, or, for an index block and for a leaf that is
- * empty or not the first one of its hash, by a search of the whole index.
- * Sets @leaf if that is what @block is.
+ * Finds the index block that points to @block, whose contents are in @bh, by
+ * the hash of its first name.  That fails for an index block, and for a leaf
+ * that is empty or continues a hash: then searches the whole index.  Sets @leaf
+ * if @block is a leaf.
  */
 static int find_holder(struct pack *p, ext4_lblk_t block,
 		       struct buffer_head *bh, struct ext4_htree_node *holder,
@@ -368,7 +368,7 @@ static int find_holder(struct pack *p, ext4_lblk_t block,
 	err = search_holder(p, &s, 0, 0);
 	if (err)
 		return err;
-	/* A block that nothing points to: e2fsck says more about it. */
+	/* Nothing points to the block: e2fsck reports more about that. */
 	if (!s.found)
 		return -EFSCORRUPTED;
 	*leaf = s.level == s.levels;
@@ -378,8 +378,8 @@ static int find_holder(struct pack *p, ext4_lblk_t block,
 /* --- one change --- */
 
 /*
- * Two neighbours become one: the entries @at and @at + 1 of @parent.  Or the
- * root takes the contents of its only child, and the htree loses a level.
+ * Joins the blocks of the entries @at and @at + 1 of @parent.  Or the root
+ * takes the contents of its only child, and the htree loses a level.
  */
 struct change {
 	struct ext4_htree_node *parent;
@@ -389,7 +389,7 @@ struct change {
 	struct buffer_head *left;
 	struct buffer_head *right;	/* with collapse: the child */
 
-	/* For the block that goes, and the last one, which takes its place. */
+	/* The block that goes, and the last one, which takes its place. */
 	struct buffer_head *keep;
 	struct buffer_head *gone;
 	ext4_lblk_t	gone_block;
@@ -415,7 +415,7 @@ static void choose_block(struct change *c)
 	c->gone_block = max(left, right);
 }
 
-/* The entries of an index block in p->joined, which holds its contents. */
+/* Returns the entries of an index block in p->joined, the copy of it. */
 static struct ext4_htree_entry *joined_entries(struct pack *p,
 					       const struct ext4_htree_node *n)
 {
@@ -423,7 +423,7 @@ static struct ext4_htree_entry *joined_entries(struct pack *p,
 		(p->joined + ((char *)n->e - n->bh->b_data));
 }
 
-/* The entries of both index blocks, in their order. */
+/* Puts the entries of both index blocks into p->joined, in their order. */
 static void join_nodes(struct pack *p, struct change *c)
 {
 	struct ext4_htree_node left, right;
@@ -433,7 +433,7 @@ static void join_nodes(struct pack *p, struct change *c)
 	ext4_htree_parse(p->dir, c->right,
 			 ext4_htree_child(c->parent, c->at + 1), &right);
 	to = joined_entries(p, c->keep == c->left ? &left : &right);
-	/* The first entry's hash is limit and count of the block that stays. */
+	/* Keep the first entry's hash: it is limit and count of that block. */
 	to[0].block = left.e[0].block;
 	memcpy(to + 1, left.e + 1, (left.count - 1) * sizeof(*to));
 	memcpy(to + left.count, right.e, right.count * sizeof(*to));
@@ -471,7 +471,7 @@ static void remove_entry(struct ext4_htree_node *n, u32 at)
 	set_count(n->e, --n->count);
 }
 
-/* The contents of a block have moved to another buffer. */
+/* Makes @n refer to @bh, to which the contents of its block have moved. */
 static void moved_to(struct pack *p, struct ext4_htree_node *n,
 		     struct buffer_head *bh)
 {
@@ -487,7 +487,7 @@ static int dirty(handle_t *handle, struct inode *dir, struct buffer_head *bh,
 		      ext4_handle_dirty_dx_node(handle, dir, bh);
 }
 
-/* All that can fail has been done: the last block is free. */
+/* Changes the blocks.  The last one has been freed, so this must not fail. */
 static int apply(handle_t *handle, struct pack *p, struct change *c)
 {
 	struct inode *dir = p->dir;
@@ -497,7 +497,7 @@ static int apply(handle_t *handle, struct pack *p, struct change *c)
 
 	memcpy(c->keep->b_data, p->joined, dir->i_sb->s_blocksize);
 	if (c->move) {
-		/* The pointer to the last block may have moved, too. */
+		/* The holder of the pointer to the last block may be @gone. */
 		if (c->holder.bh == c->gone) {
 			c->holder.block = c->collapse ? 0 : c->holder.block;
 			moved_to(p, &c->holder, c->keep);
@@ -533,7 +533,7 @@ static int apply(handle_t *handle, struct pack *p, struct change *c)
 	return err ? err : err2;
 }
 
-/* Frees the last block; returns an error only if it is still there. */
+/* Frees the last block.  Returns an error only if it is still mapped. */
 static int free_last(struct inode *dir, ext4_lblk_t last)
 {
 	struct ext4_map_blocks map = { .m_lblk = last, .m_len = 1 };
@@ -545,8 +545,8 @@ static int free_last(struct inode *dir, ext4_lblk_t last)
 }
 
 /*
- * Five blocks, the inode, and what ext4_ext_remove_space() asks for a block:
- * with less, it would go on in another transaction.
+ * Credits for five blocks, the inode, and what ext4_ext_remove_space() needs to
+ * free a block: with less, it would continue in another transaction.
  */
 static handle_t *start(struct inode *dir)
 {
@@ -598,7 +598,7 @@ static int commit(struct pack *p, struct change *c)
 	return err ? err : err2;
 }
 
-/* Makes sure that all that the change needs is in memory, and makes it. */
+/* Makes the change if memory holds all that it needs. */
 static int change(struct pack *p, struct change *c)
 {
 	struct buffer_head *bh;
@@ -649,7 +649,7 @@ static int open_leaf(struct pack *p, ext4_lblk_t block,
 	return measure(p, leaf, bytes);
 }
 
-/* Joins the leaf at the cursor and the next one, or goes on to that. */
+/* Joins the leaf at the cursor and the next one, or moves on to that. */
 static int step_leaf(struct pack *p, struct ext4_htree_node *n)
 {
 	struct change c = { .parent = n, .at = n->at, .leaves = true };
@@ -670,7 +670,7 @@ static int step_leaf(struct pack *p, struct ext4_htree_node *n)
 	return err;
 }
 
-/* Joins an index block that is done with and the one before it, if they fit. */
+/* Joins a finished index block and the one before it, if they fit. */
 static int step_node(struct pack *p, struct ext4_htree_node *parent,
 		     struct ext4_htree_node *n, bool *joined)
 {
@@ -687,7 +687,7 @@ static int step_node(struct pack *p, struct ext4_htree_node *parent,
 		return err;
 	if (left.count + n->count <= FULL(left.limit)) {
 		c.left = left.bh;
-		/* The last leaf there, and the first one here, have met. */
+		/* The last leaf there and the first one here are neighbours. */
 		p->cursor = left.count > 1 ? entry_hash(&left, left.count - 1) :
 			    c.at ? entry_hash(parent, c.at) : 0;
 		err = change(p, &c);
@@ -795,7 +795,7 @@ static int load_tail(struct pack *p, ext4_lblk_t last)
 	up_write(&EXT4_I(dir)->i_data_sem);
 	if (IS_ERR(path))
 		return PTR_ERR(path);
-	/* The directory has changed meanwhile: the next step says more. */
+	/* The directory has changed meanwhile: let the next step see. */
 	if (!pblk)
 		return 0;
 	ext4_get_group_no_and_offset(dir->i_sb, pblk, &group, &offset);
@@ -813,7 +813,7 @@ static int load_tail(struct pack *p, ext4_lblk_t last)
 	return 0;
 }
 
-/* Reads what a step has missed. */
+/* Reads the block that a step needs. */
 static int load(struct pack *p)
 {
 	struct buffer_head *pin = NULL;
@@ -838,7 +838,7 @@ static int pack_for_a_while(struct pack *p)
 	ktime_t end = ktime_add_ms(ktime_get(), CALL_MS);
 	int err;
 
-	/* Leaves are read in random order: have them in memory, if they fit. */
+	/* Leaves are read in random order: read them ahead if they fit. */
 	if (!p->cursor)
 		ext4_itree_ahead_dir(p->dir, 0);
 	do {
@@ -879,11 +879,11 @@ static void end(struct pack *p)
 /**
  * ext4_itree_pack - pack a directory in use for a while
  * @file: the open directory
- * @a: ia_from and ia_next, hashes to begin and to go on with
+ * @a: ia_from and ia_next, the hashes to start and to continue with
  *
- * Takes i_rwsem for short times and waits for no disk with it; sleeps.  Returns
- * 0, with EXT4_ITREE_MORE if there is more to do, also at a signal, or a
- * negative error as listed in itree_ioctl.h.  Each change is a transaction of
+ * Sleeps.  Holds i_rwsem for short times and never while it waits for the disk.
+ * Returns 0, with EXT4_ITREE_MORE if there is more to do, also at a signal, or
+ * a negative error as listed in itree_ioctl.h.  Each change is a transaction of
  * its own, so an error loses nothing.
  */
 int ext4_itree_pack(struct file *file, struct ext4_itree_args *a)

@@ -3,19 +3,19 @@
  * Setting and clearing the itree feature on a mounted file system.
  *
  * With the feature set, a directory's ITREE flag means that its tree is right.
- * Tools that ignored the feature may have left flags and segments behind, and
- * without the feature, kernels and e2fsck take blocks beyond a directory's size
- * for errors.  So both ways begin alike: builds are held back, and a walk of
- * all inode tables frees each tree and each segment.  Only then does one
- * transaction change the superblock.  A crash on the way leaves the feature as
- * it was, with fewer trees, and a consistent file system.
+ * Tools that ignored the feature may have left flags and segments behind.
+ * Without the feature, kernels and e2fsck treat blocks beyond a directory's
+ * size as errors.  So setting and clearing begin alike: builds are held back,
+ * and a walk of all inode tables frees each tree and each segment.  Only then
+ * does one transaction change the superblock.  A crash before that leaves the
+ * feature as it was, with fewer trees, and a consistent file system.
  *
- * Open directories go on as they began.  Those that began without the feature
- * keep their positions, and positions that were given out with the feature are
- * understood until the file system is unmounted: see s_itree_orders.  The
- * feature cannot tell positions of before it was set from its own: a file
- * server in user space that continues at such a one in a directory it reopens
- * starts that listing over, and in one case of 4,096 goes on at another place.
+ * Open directories continue as they began.  Those that began without the
+ * feature keep their positions, and positions given out with the feature stay
+ * valid until the file system is unmounted: see s_itree_orders.  Positions from
+ * before the feature was set cannot be told from its own.  A file server in
+ * user space that reopens a directory at such a position starts the listing
+ * over, and in one case of 4,096 continues at another place.
  */
 #include <linux/blkdev.h>
 #include <linux/buffer_head.h>
@@ -40,7 +40,7 @@
 /* --- holding back builds --- */
 
 /**
- * ext4_itree_build_end - a tree has been built, or dropped by request
+ * ext4_itree_build_end - end a build or drop of a tree
  * @sb: file system, after ext4_itree_build_begin() returned true
  */
 void ext4_itree_build_end(struct super_block *sb)
@@ -56,7 +56,7 @@ void ext4_itree_build_end(struct super_block *sb)
  * @sb: file system
  *
  * Returns false without the feature, and while it is being set or cleared;
- * else ext4_itree_build_end() is to follow.  Never waits.
+ * otherwise the caller has to call ext4_itree_build_end().  Never waits.
  */
 bool ext4_itree_build_begin(struct super_block *sb)
 {
@@ -71,7 +71,7 @@ bool ext4_itree_build_begin(struct super_block *sb)
 	return false;
 }
 
-/* Keeps new builds from beginning and waits for those under way, which stop. */
+/* Prevents new builds and waits for those under way, which stop. */
 static int hold_builds(struct ext4_sb_info *sbi)
 {
 	if (cmpxchg(&sbi->s_itree_switching, 0, 1))
@@ -93,7 +93,7 @@ struct walk {
 	struct ext4_itree_args *a;
 };
 
-/* Does the directory have a tree or a segment, or may it, as its inode says? */
+/* Does the raw inode show that it is a directory that may have a segment? */
 static bool worth_a_look(const struct ext4_inode *raw)
 {
 	struct ext4_extent_header *eh;
@@ -119,7 +119,7 @@ static int free_tree(struct walk *w, u32 ino)
 	struct inode *dir = ext4_iget(w->sb, ino, EXT4_IGET_HANDLE);
 	int err = 0;
 
-	/* Those that are removed meanwhile take their blocks with them. */
+	/* A directory that has been removed meanwhile frees its own blocks. */
 	if (IS_ERR(dir))
 		return PTR_ERR(dir) == -ESTALE ? 0 : PTR_ERR(dir);
 	if (S_ISDIR(dir->i_mode)) {
@@ -165,8 +165,8 @@ static void table_ahead(struct super_block *sb, ext4_fsblk_t table, u32 nr)
 }
 
 /*
- * A change of an inode is in its block of the table as soon as it is made, so
- * the block tells all.  Groups that count no directories are passed by.
+ * Each change of an inode is copied into its table block at once, so it is
+ * enough to read the blocks.  Skips groups that count no directories.
  */
 static int walk_group(struct walk *w, ext4_group_t group)
 {
@@ -254,7 +254,7 @@ static int set_feature(struct file *file, struct super_block *sb, bool on)
 
 	if (err)
 		return err;
-	/* Before there are positions that need it. */
+	/* Before any position that needs it is given out. */
 	if (on)
 		WRITE_ONCE(EXT4_SB(sb)->s_itree_orders, true);
 	err = ext4_itree_set_feature(sb, on);
@@ -267,13 +267,12 @@ static int set_feature(struct file *file, struct super_block *sb, bool on)
 /**
  * ext4_itree_switch - set or clear the feature
  * @file: open directory of the file system
- * @a: ia_op in; out, ia_names is how many directories were looked at closely,
- *	ia_keys how many trees were dropped, and ia_why the reason of
- *	-EOPNOTSUPP and -EFSCORRUPTED
+ * @a: in: ia_op; out: ia_names, the directories looked at closely, ia_keys, the
+ *	trees dropped, and ia_why, the reason for -EOPNOTSUPP and -EFSCORRUPTED
  *
- * Sleeps, reads the inode tables of all groups that have directories, ends at
- * a signal.  Returns 0, also if the feature is as wanted already, or a negative
- * error as listed in itree_ioctl.h; the feature is then as it was.
+ * Sleeps, reads the inode tables of all groups that have directories, and ends
+ * at a signal.  Returns 0, also if the feature is already as wanted, or a
+ * negative error as listed in itree_ioctl.h; the feature is then unchanged.
  */
 int ext4_itree_switch(struct file *file, struct ext4_itree_args *a)
 {
