@@ -69,7 +69,7 @@ static const struct itree_ops test_ops = {
 	.free		= test_free,
 };
 
-/* Positions and keys are the same order, and both ends fit. */
+/* Positions and keys have the same order, and both ends fit. */
 static void itree_test_positions(struct kunit *test)
 {
 	static const u64 keys[] = {
@@ -94,7 +94,7 @@ static void itree_test_positions(struct kunit *test)
 	}
 	KUNIT_EXPECT_EQ(test, key_to_pos(KEY_DOT, id), 0);
 	KUNIT_EXPECT_EQ(test, pos_to_key(0), KEY_DOT);
-	/* Within an inode, a position never passes a name by. */
+	/* Within an inode, a position never skips a name. */
 	for (i = 0; i < 20; i++) {
 		u64 key = ITREE_KEY(11, 5000 * i);
 
@@ -137,7 +137,7 @@ static void itree_test_core(struct kunit *test)
 	ret = itree_format(&tt->t, &test_ops, NULL, TEST_BLOCK, TEST_BLOCKS,
 			   DX_HASH_HALF_MD4);
 	KUNIT_ASSERT_EQ(test, ret, 0);
-	/* 7919 is prime: the keys come in no order, each once. */
+	/* 7919 is prime, so each key comes once, in no order. */
 	for (i = 0; i < count; i++) {
 		KUNIT_ASSERT_EQ(test, itree_reserve(&tt->t, 1), 0);
 		ret = itree_insert(&tt->t, ITREE_KEY(11 + i * 7919 % count,
@@ -184,7 +184,7 @@ static void itree_test_hostile(struct kunit *test)
 	KUNIT_EXPECT_NOT_NULL(test, tt->t.why);
 }
 
-/* All large windows together are bounded, by bytes, and come back. */
+/* The bytes of all large windows together are bounded and given back. */
 static void itree_test_room(struct kunit *test)
 {
 	struct ext4_itree_scan *s;
@@ -206,7 +206,7 @@ static void itree_test_room(struct kunit *test)
 	s[0].total = (1 << 30) / 300;
 	long_names = ext4_itree_window_limit(&s[0]);
 	s[0].total = s[1].total;
-	/* Names that were met count more than the size of the directory. */
+	/* Names already seen count more than the size of the directory. */
 	s[0].text_names = 1000;
 	s[0].text_bytes = 250000;
 	KUNIT_EXPECT_LE(test, ext4_itree_window_limit(&s[0]), long_names);

@@ -17,7 +17,7 @@ static u32 div_up(u32 n, u32 d)
 	return n / d + (n % d != 0);
 }
 
-/* Level of the root for @keys keys, or -EFBIG; *@blocks in all. */
+/* Returns the level of the root for @keys keys, or -EFBIG.  Sets *@blocks. */
 static int bulk_shape(u32 block_size, u64 keys, u64 *blocks)
 {
 	u32 level, nodes = keys;
@@ -91,7 +91,7 @@ static int bulk_append(struct bulk *b, struct itree_buf *node, u32 level,
 				    level && !pos ? 0 : key, child);
 }
 
-/* Adds a key; each node it opens goes as an entry to the level above. */
+/* Adds a key, and for each node that this opens an entry to the level above. */
 static int bulk_add(struct bulk *b, u64 key)
 {
 	u32 level, child = 0;
@@ -119,7 +119,7 @@ static int bulk_add(struct bulk *b, u64 key)
  * itree_bulk_load - fill an empty tree with sorted keys
  * @t: tree just made by itree_format()
  * @keys: their number
- * @next: hands out the next key: 0, or a negative error that ends the load
+ * @next: supplies the next key; returns 0, or a negative error to end the load
  * @arg: for @next
  *
  * Writes packed nodes.  Returns 0 or a negative error (-EINVAL for keys out
@@ -178,7 +178,7 @@ int itree_bulk_load(struct itree *t, u64 keys,
 struct verify {
 	struct itree *t;
 	struct itree_report *r;
-	unsigned char *seen;	/* a bit for each block of the segment */
+	unsigned char *seen;	/* one bit per block of the segment */
 };
 
 static bool see(struct verify *v, u32 lblk)
@@ -288,12 +288,12 @@ static int verify_free(struct verify *v, const struct itree_info *info)
 /**
  * itree_verify - check a whole tree
  * @t: open tree
- * @report: filled in as far as the check came
+ * @report: filled in as far as the check got
  *
- * Reads every block of the tree once and checks structure, order, key count,
- * and that each block of the segment is in the tree or on the free list,
- * once.  The caller compares report->keys and report->hash with the
- * directory's names.
+ * Reads every block of the tree once.  Checks structure, order and key count,
+ * and that each block of the segment is exactly once in the tree or on the free
+ * list.  The caller compares report->keys and report->hash with the directory's
+ * names.
  *
  * Returns 0, -ITREE_CORRUPT with t->why and t->why_lblk set, or another
  * negative error.

@@ -2,16 +2,16 @@
 /*
  * itree core: nodes, their checks, opening, searching, iterating.
  *
- * Nothing read from the device is believed before it is checked.  A node is
+ * Nothing read from the device is trusted before it is checked.  A node is
  * checked on its own when it comes into memory (itree_check_node) and against
- * its parent each time a descent goes through it (itree_read_child).  Levels
- * fall by one a step, so no descent can run in circles; a walk passes at most
- * as many keys as the root claims, and the root cannot claim more than fit
- * into its blocks, so no walk can run for ever.
+ * its parent each time a descent goes through it (itree_read_child).  Each step
+ * of a descent goes one level down, so it cannot run in circles.  A walk passes
+ * at most as many keys as the root counts, and the root cannot count more than
+ * fit into its blocks, so no walk can run for ever.
  */
 #include "itree_node.h"
 
-/* Notes the broken rule for the caller's message; returns -ITREE_CORRUPT. */
+/* Records the broken rule for the caller's message.  Returns -ITREE_CORRUPT. */
 int itree_corrupt(struct itree *t, const char *why, u32 lblk)
 {
 	t->why = why;
@@ -80,9 +80,9 @@ void itree_node_init(struct itree *t, struct itree_buf *b, u32 magic,
 }
 
 /*
- * Passes a changed node on.  @err: an earlier failure of the same change,
- * kept, so that calls can be chained.  A failure here comes after blocks have
- * changed in memory: the tree is torn.
+ * Hands a changed node to the journal.  Returns @err, an earlier failure of the
+ * same change, if it is set, so that calls can be chained.  A failure here
+ * leaves the tree torn, as blocks have already changed in memory.
  */
 int itree_node_dirty(struct itree *t, struct itree_buf *b, int err)
 {
@@ -148,7 +148,7 @@ static int check_order(struct itree *t, const struct itree_buf *b)
 	return 0;
 }
 
-/* The rules that cost nothing to check; a block in memory may be any node. */
+/* Checks the cheap rules, even for a block that has passed before. */
 static int check_head(struct itree *t, const struct itree_buf *b)
 {
 	const struct itree_head *h = node_head(b);
@@ -173,7 +173,7 @@ static int check_head(struct itree *t, const struct itree_buf *b)
 }
 
 /**
- * itree_check_node - check a node in use on its own
+ * itree_check_node - check a node in use, without its parent
  * @t: open tree, or one that is being opened when @buf is the root
  * @buf: node whose checksum has been verified
  *
@@ -212,8 +212,8 @@ int itree_read_node(struct itree *t, u32 lblk, struct itree_buf *b)
 		return ret;
 	}
 	/*
-	 * A block that passed the checks may since have been freed through
-	 * another pointer to it, if the tree is a bad one.
+	 * In a bad tree, a block that passed the checks may since have been
+	 * freed through another pointer to it.
 	 */
 	if (ret)
 		return check_or_put(t, b, check_head(t, b));
@@ -223,7 +223,7 @@ int itree_read_node(struct itree *t, u32 lblk, struct itree_buf *b)
 	return ret;
 }
 
-/* Reads and checks a node of the free list; as itree_read_node(). */
+/* Reads and checks a node of the free list, as itree_read_node() does. */
 int itree_read_free(struct itree *t, u32 lblk, struct itree_buf *b)
 {
 	u32 blocks = le32_to_cpu(node_info(&t->root)->r_blocks);
@@ -276,7 +276,7 @@ static bool bad_block_size(u32 block_size)
  * itree_open - open the tree of a directory
  * @t: filled in; itree_close() it after success
  * @ops: block operations
- * @priv: for them, in t->priv
+ * @priv: for the operations, in t->priv
  * @block_size: bytes
  * @max_blocks: most blocks the segment can have (those the directory owns)
  *
@@ -296,7 +296,7 @@ int itree_open(struct itree *t, const struct itree_ops *ops, void *priv,
  * itree_format - make an empty tree and open it
  * @t: filled in; itree_close() it after success
  * @ops: block operations
- * @priv: for them, in t->priv
+ * @priv: for the operations, in t->priv
  * @block_size: bytes
  * @max_blocks: most blocks the segment can have
  * @hash_version: of the directory's htree, kept in the root
@@ -349,15 +349,15 @@ void itree_get_info(struct itree *t, struct itree_info *info)
 }
 
 /*
- * Where @key belongs in a node.  In a leaf: the first entry not below
- * (ITREE_FIRST) or above (ITREE_AFTER) it, or the count.  In an index node:
- * the child that a descent for it enters.
+ * Finds where @key belongs in a node.  In a leaf, that is the first entry not
+ * below @key (ITREE_FIRST) or above it (ITREE_AFTER), or the count.  In an
+ * index node, it is the child that a descent for @key enters.
  */
 u32 itree_node_search(const struct itree_buf *b, u64 key, enum itree_side side)
 {
 	u32 index = node_level(b) ? 1 : 0;
 	u32 lo = index, hi = node_count(b);
-	u32 mid = hi - 1;	/* first: most keys come behind all others */
+	u32 mid = hi - 1;	/* try the last first: most keys are appended */
 
 	for (; lo < hi; mid = lo + (hi - lo) / 2) {
 		u64 k = node_key(b, mid);
@@ -371,8 +371,8 @@ u32 itree_node_search(const struct itree_buf *b, u64 key, enum itree_side side)
 }
 
 /*
- * Reads the child below cur->step[level] and checks that it fits there:
- * level, and keys between the separators around it.
+ * Reads the child below cur->step[level] and checks that it fits there: its
+ * level, and that its keys lie between the separators around it.
  */
 int itree_read_child(struct itree_cursor *cur, u32 level)
 {
@@ -398,7 +398,7 @@ int itree_read_child(struct itree_cursor *cur, u32 level)
 		err = itree_corrupt(t, "child on the wrong level", lblk);
 		goto fail;
 	}
-	/* The first key of an index node says nothing. */
+	/* The first key of an index node has no meaning. */
 	first = level - 1 ? 1 : 0;
 	if (count > first && (node_key(&down->buf, first) < down->lo ||
 			      node_key(&down->buf, count - 1) > down->hi)) {
@@ -413,11 +413,11 @@ fail:
 }
 
 /**
- * itree_cursor_release - let go of the blocks a cursor holds
+ * itree_cursor_release - release the blocks that a cursor holds
  * @cur: cursor
  *
- * To be called once after every seek, whatever it returned; harmless after
- * that.
+ * Call it after every seek, whatever that returned.  Further calls are
+ * harmless.
  */
 void itree_cursor_release(struct itree_cursor *cur)
 {
@@ -429,7 +429,7 @@ void itree_cursor_release(struct itree_cursor *cur)
 	itree_buf_clear(&cur->step[0].buf);
 }
 
-/* Descends from the root to the leaf and the place in it for @key. */
+/* Descends from the root to the leaf for @key and to its place in there. */
 int itree_descend(struct itree *t, u64 key, enum itree_side side,
 		  struct itree_cursor *cur)
 {
@@ -461,8 +461,8 @@ int itree_descend(struct itree *t, u64 key, enum itree_side side,
 }
 
 /*
- * From a place behind the last entry of a leaf to the first entry of the
- * next leaf.
+ * Moves from behind the last entry of a leaf to the first entry of the next
+ * leaf.
  */
 static int next_leaf(struct itree_cursor *cur)
 {
@@ -489,10 +489,10 @@ static int next_leaf(struct itree_cursor *cur)
  * itree_seek - find the first key not below @key
  * @t: open tree
  * @key: to look for
- * @cur: filled in; itree_cursor_release() it in any case
+ * @cur: filled in; call itree_cursor_release() in any case
  *
  * Returns 0, ITREE_END if all keys are below @key, or a negative error.  The
- * cursor is good until the tree is modified or closed.
+ * cursor is valid until the tree is modified or closed.
  */
 int itree_seek(struct itree *t, u64 key, struct itree_cursor *cur)
 {
@@ -513,7 +513,7 @@ int itree_next(struct itree_cursor *cur)
 {
 	struct itree *t = cur->t;
 
-	/* A tree that leads in circles gives more keys than it has. */
+	/* A walk in circles would return more keys than the tree has. */
 	if (++cur->steps > le64_to_cpu(node_info(&t->root)->r_keys))
 		return itree_corrupt(t, "more keys than the root counts",
 				     ITREE_SEG_START);
@@ -522,7 +522,7 @@ int itree_next(struct itree_cursor *cur)
 	return next_leaf(cur);
 }
 
-/* The key under a cursor for which seek or next returned 0. */
+/* Returns the key under a cursor for which seek or next returned 0. */
 u64 itree_cursor_key(const struct itree_cursor *cur)
 {
 	return node_key(&cur->step[0].buf, cur->step[0].pos);

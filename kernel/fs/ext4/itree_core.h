@@ -39,19 +39,19 @@ struct itree_buf {
  * Operations that the embedding code provides.
  *
  * read:    fill @buf with logical block @lblk.  Verifies the checksum.
- *          Returns 0 for a block not looked at since it came from disk,
- *          1 for one that passed itree's checks since (then the order of its
- *          entries is not checked again).
+ *          Returns 0 for a block not checked since it was read from disk,
+ *          1 for one that has passed itree's checks since (then the order of
+ *          its entries is not checked again).
  * checked: may be NULL; called when @buf has passed the checks.
- * grow:    map @lblk (or take it as it is, if it is mapped already) and fill
- *          @buf with a zeroed block that may be modified at once.
+ * grow:    map @lblk, unless it is mapped already, and fill @buf with a zeroed
+ *          block that may be modified at once.
  * access:  @buf is about to be modified (journal write access).  Must not
  *          change anything visible.
  * dirty:   @buf was modified: set its checksum and pass it to the journal.
  * release: undo read or grow.
  * alloc, free: zeroed memory for itree_verify().
- * relax:   may be NULL.  itree_verify() calls it once a node, so that the
- *          caller can let other tasks run.  A bulk load does not: its "next" can.
+ * relax:   may be NULL.  itree_verify() calls it for each node, so that the
+ *          caller can let other tasks run.  In a bulk load, "next" can do that.
  */
 struct itree_ops {
 	int	(*read)(struct itree *t, u32 lblk, struct itree_buf *buf);
@@ -65,7 +65,7 @@ struct itree_ops {
 	void	(*relax)(struct itree *t);
 };
 
-/* An open tree.  Everything but ops, priv and max_blocks is the core's. */
+/* An open tree.  All fields but ops, priv and max_blocks belong to the core. */
 struct itree {
 	const struct itree_ops *ops;
 	void		*priv;		/* for the block operations */
@@ -96,7 +96,7 @@ struct itree_step {
 	u64	hi;
 };
 
-/* A position in the tree: one step a level, step[0] is the leaf. */
+/* A position in the tree: one step per level, step[0] is the leaf. */
 struct itree_cursor {
 	struct itree	*t;
 	u32		level;		/* of the root */

@@ -7,10 +7,10 @@
 #include <kunit/test.h>
 
 #define TEST_FILES	1000U
-/* Of a directory: inode numbers that are not all next to each other. */
+/* Inode numbers of a directory, which are not all next to each other. */
 #define TEST_INO(n)	(1000U + (n) * 3)
 
-/* Reads files @from to @to; returns how many runs were asked for. */
+/* Reads files @from to @to.  Returns how many runs were due. */
 static u32 test_read(struct ext4_itree_streams *t, u32 from, u32 to, bool miss)
 {
 	struct ext4_itree_stream *s;
@@ -26,7 +26,7 @@ static u32 test_read(struct ext4_itree_streams *t, u32 from, u32 to, bool miss)
 	return runs;
 }
 
-/* Reads files from @i on until a run is wanted; @i is behind the last one then. */
+/* Reads files from @i on until a run is due; sets @i behind the last one. */
 static struct ext4_itree_stream *test_until_run(struct ext4_itree_streams *t,
 						u32 *i, bool miss)
 {
@@ -84,7 +84,7 @@ static void itree_test_jitter(struct kunit *test)
 	KUNIT_EXPECT_LT(test, i, 4 * STREAK);
 }
 
-/* Reads that skip very much make no streak. */
+/* Reads that skip too many files are not a streak. */
 static void itree_test_sparse(struct kunit *test)
 {
 	struct ext4_itree_streams t = { };
@@ -111,7 +111,7 @@ static void itree_test_two_readers(struct kunit *test)
 	KUNIT_EXPECT_PTR_NE(test, one, two);
 }
 
-/* With each run that is used the next is longer, up to a limit. */
+/* Each run that is used makes the next one longer, up to a limit. */
 static void itree_test_grows(struct kunit *test)
 {
 	struct ext4_itree_streams t = { };
@@ -162,7 +162,7 @@ static void itree_test_overtaken(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, s->run, 2 * RUN_MIN);
 }
 
-/* Files that are gone before their turn make runs shorter, and keep them so. */
+/* Files evicted before use make runs shorter, and runs stay so. */
 static void itree_test_gone(struct kunit *test)
 {
 	struct ext4_itree_streams t = { };

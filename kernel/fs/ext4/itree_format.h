@@ -7,9 +7,9 @@
  * logical blocks from ITREE_SEG_START on, far beyond i_size.  The root is
  * always the first block of the segment.  All fields are little endian.
  *
- * Idea: Pazdera, "Optimising the Linux File System Ext4" (2013), changed as
- * docs/design.md tells; placing an index high in a directory's own logical
- * space is how XFS separates its directory data, leaf and free spaces.
+ * Idea: Pazdera, "Optimising the Linux File System Ext4" (2013), with the
+ * changes in docs/design.md.  XFS places the leaf and free spaces of a
+ * directory high in its logical space in the same way.
  */
 #ifndef ITREE_FORMAT_H
 #define ITREE_FORMAT_H

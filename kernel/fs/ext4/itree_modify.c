@@ -3,19 +3,19 @@
  * itree core: reserving space, inserting, deleting.
  *
  * Every change has two halves.  The first finds all blocks that will change,
- * reads and checks them and asks for write access: it may fail and changes
- * nothing.  The second only moves bytes in memory and hands the blocks on;
- * if a hand-over fails there, the tree is torn and says so.
+ * reads and checks them and gets write access: it may fail and changes nothing.
+ * The second only moves bytes in memory and marks the blocks dirty.  If the
+ * latter fails, the tree is torn, and t->torn is set.
  */
 #include "itree_node.h"
 
-/* Nodes are merged below one quarter ... */
+/* Nodes are merged when less than a quarter full ... */
 static u32 merge_below(const struct itree_buf *b)
 {
 	return node_limit(b) / 4;
 }
 
-/* ... and only into a neighbour that stays below three quarters. */
+/* ... and only if the result is less than three quarters full. */
 static u32 merge_most(u32 limit)
 {
 	return limit - limit / 4;
@@ -39,7 +39,7 @@ static void free_push(struct itree *t, struct itree_buf *b)
 	info->r_free_count = cpu_to_le32(le32_to_cpu(info->r_free_count) + 1);
 }
 
-/* Adds one block of the directory's to the free list. */
+/* Grows the segment by one block, which goes to the free list. */
 static int grow_one(struct itree *t)
 {
 	struct itree_root_info *info = node_info(&t->root);
@@ -65,14 +65,14 @@ static int grow_one(struct itree *t)
 	return err;
 }
 
-/* Free nodes that so many inserts may take. */
+/* Returns how many free nodes so many inserts may take. */
 static u32 nodes_for(struct itree *t, u32 inserts)
 {
 	u32 level = node_level(&t->root);
 
 	if (inserts < 2)
 		return inserts * (level + 1);
-	/* The first may have made the tree one level higher. */
+	/* The first insert may make the tree one level higher. */
 	return inserts * (level + 2);
 }
 
@@ -89,15 +89,15 @@ bool itree_has_room(struct itree *t)
 /**
  * itree_reserve - obtain the space that inserts may need
  * @t: open tree
- * @inserts: so many inserts after this cannot run out of space
+ * @inserts: how many inserts must not run out of space
  *
- * An insert splits at most one node a level and pushes the root down at most
- * once.  To be called before the change that the insert belongs to, so that
- * no space means that nothing has happened yet.  The reserve stays on the
- * tree's free list.
+ * An insert splits at most one node per level and pushes the root down at most
+ * once.  Call this before the change that the insert belongs to, so that a lack
+ * of space fails before anything has changed.  The reserve stays on the tree's
+ * free list.
  *
- * Returns 0 or a negative error (-ENOSPC, -EDQUOT, ...) with the tree as it
- * was but for a longer free list.
+ * Returns 0 or a negative error (-ENOSPC, -EDQUOT, ...).  After an error, the
+ * tree is unchanged except for a longer free list.
  */
 int itree_reserve(struct itree *t, u32 inserts)
 {
@@ -119,12 +119,12 @@ struct insert {
 	struct itree_cursor cur;
 	struct itree_buf fresh[ITREE_MAX_DEPTH];
 	u32 nfresh;		/* nodes taken from the free list */
-	u32 used;		/* of them in use already */
+	u32 used;		/* how many of these are in use */
 	u32 top;		/* highest level that changes */
 	u32 free_head;		/* head of the free list after the change */
 };
 
-/* How many nodes does the insert split; does it push the root down? */
+/* Returns how many new nodes the insert needs, for splits and a new level. */
 static int insert_plan(struct itree *t, struct insert *in)
 {
 	u32 level = 0, need = 0;
@@ -188,9 +188,9 @@ static int insert_access(struct itree *t, struct insert *in)
 
 /*
  * Two directories of a hostile image may share a node.  Each changes it under
- * its own lock, so the node may change between the plan and the change.  Each
- * move is checked to stay inside the block: by @level of the plan and by a
- * count that is read once, not by the node's current fields.
+ * its own lock, so the node may change between the plan and the change.  To
+ * stay inside the block, each move uses @level of the plan and a count that is
+ * read once, not the node's current fields.
  */
 static int node_changed(struct itree *t, const struct itree_buf *b)
 {
@@ -234,8 +234,8 @@ int itree_node_put_entry(struct itree *t, struct itree_buf *b, u32 level,
 }
 
 /*
- * The root is full and has to take one more entry: its contents move down
- * into a node of their own, which holds more, and the tree is a level higher.
+ * Makes the tree one level higher when the full root has to take an entry:
+ * moves the contents of the root into a node of their own, which has more room.
  */
 static int push_root_down(struct itree *t, struct insert *in)
 {
@@ -271,7 +271,7 @@ static int push_root_down(struct itree *t, struct insert *in)
 	return itree_node_dirty(t, &in->cur.step[level].buf, 0);
 }
 
-/* Is the place to insert at the right end of the whole tree? */
+/* Would the insert append to the whole tree? */
 static bool at_right_edge(const struct itree_cursor *cur)
 {
 	u32 level;
@@ -286,12 +286,11 @@ static bool at_right_edge(const struct itree_cursor *cur)
 }
 
 /*
- * Splits the full node at @level to make room for an entry at @pos and puts
- * the entry in.  An insert behind all keys opens a new node instead, so that
- * files created in inode order leave full nodes behind.  The new node gets a
- * few entries to start with: else a file created and deleted over and over
- * just here would split and free a node each time.  Returns in *@key and
- * *@child the entry that the parent has to take.
+ * Splits the full node at @level and inserts an entry at @pos.  An insert
+ * behind all keys starts a new node, so that files created in inode order leave
+ * full nodes behind.  The new node starts with a few entries: otherwise a file
+ * that is created and deleted repeatedly at this place would split and free a
+ * node each time.  Returns the entry for the parent in *@key and *@child.
  */
 static int split_node(struct itree *t, struct insert *in, u32 level, u32 pos,
 		      bool append, u64 *key, u32 *child)
@@ -344,7 +343,7 @@ static int insert_apply(struct itree *t, struct insert *in, u64 key)
 	for (level = 0; !t->torn && level <= in->cur.level; level++) {
 		struct itree_step *s = &in->cur.step[level];
 
-		/* In a parent, the new child stands behind the split one. */
+		/* In a parent, the new child comes after the split one. */
 		pos = level ? s->pos + 1 : s->pos;
 		if (node_count(&s->buf) < node_limit(&s->buf)) {
 			err2 = itree_node_put_entry(t, &s->buf, level, pos,
@@ -365,7 +364,7 @@ static int insert_apply(struct itree *t, struct insert *in, u64 key)
 		if (!err)
 			err = err2;
 	}
-	/* Fewer splits than planned: a node would be lost. */
+	/* With fewer splits than planned, a node would be lost. */
 	if (!err && in->used != in->nfresh)
 		err = node_changed(t, &t->root);
 	return itree_node_dirty(t, &t->root, err);
@@ -376,9 +375,9 @@ static int insert_apply(struct itree *t, struct insert *in, u64 key)
  * @t: open tree
  * @key: need not be new: equal keys are kept as often as they are inserted
  *
- * Never allocates: takes nodes from the free list, which itree_reserve() has
- * filled.  Returns 0 or a negative error: -ENOSPC without a reserve,
- * -EOVERFLOW at the greatest depth.
+ * Never allocates: takes nodes from the free list, which itree_reserve() fills.
+ * Returns 0 or a negative error: -ENOSPC without a reserve, -EOVERFLOW at the
+ * greatest depth.
  */
 int itree_insert(struct itree *t, u64 key)
 {
@@ -406,10 +405,10 @@ int itree_insert(struct itree *t, u64 key)
 /* --- delete --- */
 
 enum action {
-	KEEP,		/* an entry leaves the node, nothing else */
-	REMOVE,		/* the node becomes empty and is freed */
-	INTO_LEFT,	/* the other entries go into the left neighbour */
-	FROM_RIGHT,	/* the right neighbour comes in and is freed */
+	KEEP,		/* only remove an entry from the node */
+	REMOVE,		/* the node becomes empty: free it */
+	INTO_LEFT,	/* move the other entries into the left neighbour */
+	FROM_RIGHT,	/* take in the right neighbour and free it */
 };
 
 struct delete_level {
@@ -425,10 +424,10 @@ struct delete {
 	struct itree_buf *only;	/* if set, the root's only child, which moves
 				 * into the root
 				 */
-	struct itree_buf other;	/* ... when no other buf holds it */
+	struct itree_buf other;	/* holds it if no other buf does */
 };
 
-/* Reads the neighbour at @pos of the parent; checks it as a descent would. */
+/* Reads the neighbour at @pos of the parent and checks it as a descent does. */
 static int read_sibling(struct itree_cursor *cur, u32 level, u32 pos,
 			struct itree_buf *out)
 {
@@ -484,7 +483,7 @@ static int plan_merge(struct delete *d, u32 level, u32 left)
 	return 0;
 }
 
-/* Decides from the leaf up what becomes of each node. */
+/* Decides from the leaf up what to do with each node. */
 static int delete_plan(struct delete *d)
 {
 	struct itree_cursor *cur = &d->cur;
@@ -514,8 +513,8 @@ static int delete_plan(struct delete *d)
 }
 
 /*
- * Will the root be left with one child that fits into it with room to spare?
- * Then the tree gets lower.
+ * Plans to make the tree one level lower if the root will have a single child
+ * that fits into it with room to spare.
  */
 static int plan_collapse(struct itree *t, struct delete *d)
 {
@@ -575,7 +574,7 @@ static int delete_access(struct itree *t, struct delete *d)
 	return err;
 }
 
-/* Takes the entry at @pos out of a node. */
+/* Removes the entry at @pos from a node. */
 static int node_remove(struct itree *t, struct itree_buf *b, u32 level,
 		       u32 pos)
 {
@@ -595,7 +594,7 @@ static int node_remove(struct itree *t, struct itree_buf *b, u32 level,
 	return 0;
 }
 
-/* Moves all of @right behind @left; @sep is what parted them. */
+/* Appends all of @right to @left; @sep is the separator between them. */
 static int node_join(struct itree *t, struct itree_buf *left,
 		     struct itree_buf *right, u32 level, u64 sep)
 {
@@ -700,9 +699,9 @@ static int delete_apply(struct itree *t, struct delete *d)
 }
 
 /**
- * itree_delete - take out one key
+ * itree_delete - delete a key
  * @t: open tree
- * @key: if it is there several times, one of them goes
+ * @key: if the tree has several such keys, one of them is deleted
  *
  * Needs no space.  Returns 0, -ENOENT if there is no such key, or a negative
  * error.

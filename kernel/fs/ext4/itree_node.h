@@ -35,7 +35,7 @@ static inline u32 node_limit(const struct itree_buf *b)
 	return le16_to_cpu(node_head(b)->h_limit);
 }
 
-/* The same for a node that may change: the compiler reads it only once. */
+/* The same for a node that may change: forces a single read. */
 static inline u32 node_count_once(const struct itree_buf *b)
 {
 	return le16_to_cpu(READ_ONCE(node_head(b)->h_count));
