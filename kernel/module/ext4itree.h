@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The build includes this before each source file.  It keeps the module apart
- * from the kernel's own ext4 where macros can.  kernel/module/build renames
- * what stands in strings.
+ * The build includes this before each source file.  Where macros can, it keeps
+ * the module apart from the kernel's own ext4.  kernel/module/build renames the
+ * strings.
  */
 #ifndef _EXT4ITREE_H
 #define _EXT4ITREE_H
