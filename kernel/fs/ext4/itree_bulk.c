@@ -304,12 +304,12 @@ int itree_verify(struct itree *t, struct itree_report *report)
 	struct verify v;
 	int err;
 
+	memset(report, 0, sizeof(*report));
 	/* The root is held since the open: a hostile image may share it. */
 	err = itree_check_node(t, &t->root);
 	if (err)
 		return err;
 	itree_get_info(t, &info);
-	memset(report, 0, sizeof(*report));
 	report->depth = info.depth;
 	report->nodes = 1;
 	v.t = t;

@@ -455,7 +455,10 @@ static void read_file(struct file_run *r, const struct run_file *f)
 	    filemap_invalidate_trylock_shared(inode->i_mapping)) {
 		DEFINE_READAHEAD(ractl, NULL, &ra, inode->i_mapping, 0);
 
-		pages = DIV_ROUND_UP_ULL(i_size_read(inode), PAGE_SIZE);
+		/* It may have grown since. */
+		pages = DIV_ROUND_UP_ULL(min_t(loff_t, i_size_read(inode),
+					       EXT4_ITREE_SMALL_FILE),
+					 PAGE_SIZE);
 		page_cache_ra_unbounded(&ractl, pages, 0);
 		filemap_invalidate_unlock_shared(inode->i_mapping);
 		r->files++;

@@ -279,7 +279,7 @@ static int window_room(struct ext4_itree_visit *v, u32 nr)
 	int err;
 
 	/* A smaller array can double without making a large window. */
-	if (s->room <= LARGE_WINDOW / 2 || s->room - taken >= nr)
+	if (s->room - taken >= nr || taken + nr <= LARGE_WINDOW / 2)
 		return 0;
 	leave_dir(s, room);
 	err = make_room(s, room);
@@ -822,12 +822,13 @@ static void sort_runs(struct fill *f)
 static int name_keys(struct fill *f, u64 lo)
 {
 	struct ext4_itree_scan *s = f->s;
+	u32 spare = ext4_itree_block_names(s->dir->i_sb);
 	u32 room = s->nr + f->nr;
 	int err;
 
-	/* Spare room for the names of a block, see window_room(). */
-	if (room > LARGE_WINDOW / 2)
-		room += ext4_itree_block_names(s->dir->i_sb);
+	/* See window_room(). */
+	if (room + spare > LARGE_WINDOW / 2)
+		room += spare;
 	leave_dir(s, room);
 	err = make_room(s, room);
 	enter_dir(s, room);
@@ -1182,19 +1183,20 @@ static int fill_from_blocks(struct ext4_itree_scan *s, struct fill *f)
 		err = fill_dots(s, s->next);
 	if (!err && ext4_itree_usable(s->dir)) {
 		err = fill_from_tree(f, lo);
-		if (err && !ext4_itree_usable(s->dir)) {
-			/* The directory has all names: continue without it. */
-			kvfree(f->keys);
-			f->keys = NULL;
-			f->nr = 0;
-			ext4_itree_drop_window(s);
-			/* A tree that was dropped was good until then. */
-			err = err == -ESTALE ? 0 : settle_doubt(s, lo);
-			if (!err)
-				err = fill_dots(s, s->next);
-		} else {
+		/* Without memory, the caller tries a small window. */
+		if (!err || err == -ENOMEM || ext4_itree_usable(s->dir))
 			return err;
-		}
+		/* The directory has all names: continue without the tree. */
+		kvfree(f->keys);
+		f->keys = NULL;
+		f->nr = 0;
+		/* This returns the room for a larger window. */
+		ext4_itree_drop_window(s);
+		s->want = min(s->want, WINDOW_MAX);
+		/* A tree that was dropped was good until then. */
+		err = ext4_itree_in_doubt(s) ? settle_doubt(s, lo) : 0;
+		if (!err)
+			err = fill_dots(s, s->next);
 	}
 	return err ? err : fill_by_sorting(f, lo);
 }
