@@ -288,7 +288,7 @@ def test_a_full_volume(volume):
         fs = os.fstatvfs(f.fileno())
         os.posix_fallocate(f.fileno(), 0, (fs.f_bavail - 20) * fs.f_bsize)
     out = arrange(where, ok=1)
-    assert "No space left on device: 64 MiB and a fiftieth of the file system are to be free" in out
+    assert "No space left on device: 64 MiB and a fiftieth of the file system must be free" in out
     assert state(where) == before and jumps(where, names) > 150
     v.fsck()
 

@@ -237,7 +237,7 @@ def test_built_is_said_of_good_trees_only(faked, args, tree):
 
 def test_somebody_else_was_first(faked):
     code, out, calls = faked("build", tree="none", built="other")
-    assert (code, out, calls) == (0, "DIR: has got a tree meanwhile\n", [(STAT, 0), (BUILD, 0)])
+    assert (code, out, calls) == (0, "DIR: got a tree in the meantime\n", [(STAT, 0), (BUILD, 0)])
 
 
 @pytest.mark.parametrize(

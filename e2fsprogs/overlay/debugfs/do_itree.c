@@ -56,7 +56,7 @@ struct dump {
 	int	entries;
 };
 
-/* Prints entries inside the block only, whatever its count. */
+/* Stops at the end of the block, which a broken node's count may exceed. */
 static void dump_entries(struct dump *d, const struct ext2fs_itree_node *node)
 {
 	const char	*pos = (const char *) node->data +

@@ -3,8 +3,8 @@
  * itree.c --- checking and rebuilding inode-ordered directory indexes
  *
  * See itree.h for how the passes share the work.  A tree holds nothing that
- * the directory does not: whatever is wrong with one, dropping it is safe,
- * so every repair here may be made without asking (preen).
+ * the directory does not, so dropping a broken one is always safe, and preen
+ * may make every repair here without asking.
  */
 #include "config.h"
 #include <stdlib.h>
@@ -21,12 +21,12 @@ struct itree_dirs {
 	struct itree_dir	*dir;	/* in order of inode number */
 };
 
-/* Index of @ino, or of where it belongs */
+/* Index of @ino, or where to insert it */
 static size_t find_slot(const struct itree_dirs *dirs, ext2_ino_t ino)
 {
 	size_t	lo = 0, hi = dirs->count, mid;
 
-	/* Pass 1 comes in order */
+	/* Pass 1 adds inodes in ascending order */
 	if (hi && dirs->dir[hi - 1].ino < ino)
 		return hi;
 	while (lo < hi) {
@@ -121,9 +121,9 @@ int e2fsck_itree_check_nondir(e2fsck_t ctx, struct problem_context *pctx)
 }
 
 /*
- * Compares the flag of a directory with its segment: @segment tells whether
- * blocks are mapped there.  They have been accounted for; pass 3A frees unused
- * ones, when it is known which blocks are free.
+ * Checks the itree flag of a directory against its segment; @segment is set if
+ * blocks are mapped there.  Pass 1 has accounted for them.  Pass 3A frees
+ * unused ones, once the free blocks are known.
  *
  * Returns 1 if the inode has to be written.
  */
@@ -169,7 +169,7 @@ int e2fsck_itree_check_inode(e2fsck_t ctx, struct problem_context *pctx,
 
 /*
  * Adds an entry that stays in its directory to the directory's sum.  @hash
- * is that of its name.
+ * is the hash of its name.
  */
 void e2fsck_itree_add_entry(struct itree_dir *it,
 			    struct ext2_dir_entry *dirent,
@@ -185,7 +185,7 @@ void e2fsck_itree_add_entry(struct itree_dir *it,
 					  (hash & ~1U));
 }
 
-/* The same for an entry whose hash has not been worked out. */
+/* The same for an entry whose hash has not been computed. */
 void e2fsck_itree_hash_entry(e2fsck_t ctx, struct itree_dir *it,
 			     struct ext2_dir_entry *dirent, int casefold)
 {
@@ -203,8 +203,8 @@ void e2fsck_itree_hash_entry(e2fsck_t ctx, struct itree_dir *it,
 }
 
 /*
- * Checks one tree, its nodes first.  Returns 0 if all is well, the problem
- * otherwise.
+ * Checks the nodes of one tree, then its keys.  Returns 0 if the tree is good,
+ * the problem otherwise.
  */
 static problem_t check_tree(e2fsck_t ctx, struct itree_dir *it,
 			    struct problem_context *pctx)
@@ -245,7 +245,7 @@ static problem_t check_tree(e2fsck_t ctx, struct itree_dir *it,
 	return PR_2_ITREE_CONTENTS;
 }
 
-/* Compares every tree with its directory, whose entries have been seen. */
+/* Compares every tree with the sums of its directory's entries. */
 void e2fsck_itree_check_dirs(e2fsck_t ctx)
 {
 	struct itree_dirs	*dirs = ctx->itree_dirs;
@@ -270,7 +270,7 @@ void e2fsck_itree_check_dirs(e2fsck_t ctx)
 		e2fsck_read_inode(ctx, it->ino, &inode, "itree");
 		pctx.ino = it->ino;
 		pctx.inode = &inode;
-		/* Pass 2 has cleared the htree, so there is nothing to keep */
+		/* Pass 2 has cleared the htree, so the tree has to go, too */
 		if (!(inode.i_flags & EXT2_INDEX_FL)) {
 			it->state |= ITREE_DIR_DROP | ITREE_DIR_BUILD;
 			continue;
@@ -278,7 +278,7 @@ void e2fsck_itree_check_dirs(e2fsck_t ctx)
 		problem = check_tree(ctx, it, &pctx);
 		if (!problem)
 			continue;
-		/* No need to ask about what pass 2 itself has brought about */
+		/* Don't ask about differences that pass 2 itself has caused */
 		if ((problem == PR_2_ITREE_CONTENTS &&
 		     (it->state & ITREE_DIR_CHANGED)) ||
 		    fix_problem(ctx, problem, &pctx))
@@ -290,7 +290,7 @@ void e2fsck_itree_check_dirs(e2fsck_t ctx)
  * Pass 1D, 3 and 3A
  */
 
-/* Has it been agreed already that the segment of a directory has to go? */
+/* Is the segment of a directory already marked to be dropped? */
 int e2fsck_itree_is_unused(e2fsck_t ctx, ext2_ino_t dir)
 {
 	struct itree_dir	*it = e2fsck_itree_find(ctx, dir);
@@ -309,7 +309,7 @@ static errcode_t count_blocks(e2fsck_t ctx, ext2_ino_t dir, __u64 *bytes)
 	return retval;
 }
 
-/* Tells quota by how much a directory has changed from @before bytes. */
+/* Updates quota for a directory that had @before bytes before a change. */
 static errcode_t account(e2fsck_t ctx, ext2_ino_t dir, __u64 before)
 {
 	struct ext2_inode_large	inode;
@@ -330,7 +330,7 @@ static errcode_t account(e2fsck_t ctx, ext2_ino_t dir, __u64 before)
 	return 0;
 }
 
-/* Drops the tree and its blocks, or builds one: from @keys, if any. */
+/* Drops the tree and frees its blocks, or builds one, from @keys if given. */
 static errcode_t change_tree(e2fsck_t ctx, ext2_ino_t dir, int build,
 			     __u64 *keys, __u64 count)
 {
@@ -371,7 +371,7 @@ errcode_t e2fsck_itree_drop(e2fsck_t ctx, ext2_ino_t dir)
 	return change_tree(ctx, dir, 0, NULL, 0);
 }
 
-/* Shall a directory that is being packed into @blocks blocks have a tree? */
+/* Should a directory that is being packed into @blocks blocks have a tree? */
 int e2fsck_itree_wanted(e2fsck_t ctx, ext2_ino_t dir, __u64 blocks)
 {
 	struct itree_dir	*it = e2fsck_itree_find(ctx, dir);
@@ -384,9 +384,9 @@ int e2fsck_itree_wanted(e2fsck_t ctx, ext2_ino_t dir, __u64 blocks)
 }
 
 /*
- * A directory has been packed and written.  If it shall have a tree, its
- * @count keys are known (or NULL for want of memory: then the directory is
- * read again at the end of the pass).
+ * Call this after a directory has been packed and written.  @keys holds its
+ * @count keys, or is NULL if memory was short; then the end of the pass reads
+ * the directory again to build its tree.
  */
 void e2fsck_itree_rehashed(e2fsck_t ctx, ext2_ino_t dir, __u64 blocks,
 			   __u64 *keys, __u64 count)
@@ -407,7 +407,7 @@ void e2fsck_itree_rehashed(e2fsck_t ctx, ext2_ino_t dir, __u64 blocks,
 		it->state &= ~(ITREE_DIR_DROP | ITREE_DIR_BUILD);
 }
 
-/* Frees unused segments and builds new trees, as recorded. */
+/* Frees the segments and builds the trees that the passes have recorded. */
 void e2fsck_itree_rebuild(e2fsck_t ctx)
 {
 	struct itree_dirs	*dirs = ctx->itree_dirs;
@@ -433,7 +433,7 @@ void e2fsck_itree_rebuild(e2fsck_t ctx)
 		if (!pctx.errcode && (state & ITREE_DIR_BUILD)) {
 			pctx.errcode = ext2fs_read_inode(ctx->fs, it->ino,
 							 &inode);
-			/* Too small for an htree now?  Then it needs none. */
+			/* A directory without an htree by now needs no tree */
 			if (!pctx.errcode &&
 			    !ext2fs_itree_check_dir(ctx->fs, it->ino, &inode))
 				pctx.errcode = change_tree(ctx, it->ino, 1,

@@ -2,10 +2,10 @@
 /*
  * itree.h --- checking and rebuilding inode-ordered directory indexes
  *
- * Pass 1 notes the directories that have a tree, pass 1D drops trees whose
- * blocks are claimed by others as well, pass 2 sums up the keys of the entries
- * as it reads them and then compares, pass 3A rebuilds wrong and dropped trees.
- * Memory: one struct itree_dir a directory with a tree.
+ * Pass 1 records the directories that have a tree.  Pass 1D drops trees whose
+ * blocks are multiply claimed.  Pass 2 sums the keys of the entries it reads,
+ * and compares the sums with the trees.  Pass 3A rebuilds wrong and dropped
+ * trees.  Memory: one struct itree_dir per directory with a tree.
  */
 #ifndef E2FSCK_ITREE_H
 #define E2FSCK_ITREE_H
@@ -20,15 +20,15 @@
 struct itree_dir {
 	ext2_ino_t	ino;
 	__u8		state;
-	__u8		hashversion;	/* as ext2fs_dirhash2() takes it */
+	__u8		hashversion;	/* for ext2fs_dirhash2() */
 	__u64		keys;		/* entries that pass 2 has seen */
 	__u64		hash;		/* their ext2fs_itree_hash_key(), summed */
 };
 
-/* Directories of at least so many blocks get a tree when -D packs them */
+/* -D builds trees for directories of at least this many blocks */
 #define ITREE_BUILD_BLOCKS	16
 
-/* Is this block of a directory part of a segment, used or not? */
+/* Is this block of a directory in the tree's segment, used or not? */
 static inline int e2fsck_itree_in_segment(e2fsck_t ctx,
 					  struct ext2_inode *inode,
 					  blk64_t lblk)

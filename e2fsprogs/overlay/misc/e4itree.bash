@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # SPDX-License-Identifier: GPL-2.0-only
-# Completion for e4itree(8). Commands and options come from its --help, so that they cannot differ from the program's.
+# Completion for e4itree(8). Takes commands and options from its --help, so that they always match the program.
 
 _e4itree()
 {

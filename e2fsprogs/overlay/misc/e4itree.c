@@ -26,7 +26,7 @@
 #include "../version.h"
 
 #define MIN_BLOCKS	16
-/* Of arrange: small files of a directory, KiB of a file, and the most. */
+/* arrange: defaults of --min-files and --max-size (KiB), and its maximum. */
 #define MIN_FILES	64
 #define MAX_SIZE	128UL
 #define MOST_SIZE	16384UL
@@ -34,7 +34,7 @@
 struct e4itree_options opt;
 struct e4itree_sum sum;
 
-static dev_t device;			/* of the argument at hand */
+static dev_t device;			/* of the current argument */
 volatile sig_atomic_t cancelled;
 
 static void on_signal(int sig)
@@ -42,8 +42,8 @@ static void on_signal(int sig)
 	if (sig != SIGALRM)
 		cancelled = sig;
 	/*
-	 * Should the signal have come just before the ioctl, which then knows
-	 * nothing of it, the next one will not.
+	 * A signal that arrives just before the ioctl does not interrupt it.
+	 * The alarm will.
 	 */
 	if (cancelled)
 		alarm(1);
@@ -59,7 +59,7 @@ static void catch_signals(void)
 	sigaction(SIGTERM, &sa, NULL);
 	sigaction(SIGHUP, &sa, NULL);
 	sigaction(SIGALRM, &sa, NULL);
-	/* Another program opens a file on which arrange has a lease. */
+	/* Sent when another program opens a file that arrange has leased. */
 	signal(SIGIO, SIG_IGN);
 }
 
@@ -107,7 +107,7 @@ static void do_build(int fd, const struct ext4_itree_args *st)
 		     "--min-blocks)");
 		return;
 	}
-	/* Of this size, and without an htree: something to tell. */
+	/* A directory of this size should have an htree, so report it. */
 	if (!(st->ia_state & EXT4_ITREE_POSSIBLE)) {
 		fail(ENODATA, "the tree could not be built");
 		return;
@@ -117,7 +117,7 @@ static void do_build(int fd, const struct ext4_itree_args *st)
 		return;
 	}
 	progress_show(st->ia_dir_blocks);
-	/* The kernel keeps a tree that it has not found to be bad itself. */
+	/* Without force, the kernel keeps a tree that it has not seen fail. */
 	force = opt.force || (st->ia_state & EXT4_ITREE_BAD);
 	err = itree_call(fd, EXT4_ITREE_OP_BUILD,
 			 force ? EXT4_ITREE_FORCE : 0, 0, &a, NULL);
@@ -130,7 +130,7 @@ static void do_build(int fd, const struct ext4_itree_args *st)
 	else if ((a.ia_state & built) == built)
 		report_tree("built", &a);
 	else if (a.ia_state & EXT4_ITREE_HAS_TREE)
-		skip("already", a.ia_dir_blocks, "has got a tree meanwhile");
+		skip("already", a.ia_dir_blocks, "got a tree in the meantime");
 	else
 		fail(EAGAIN, "the tree could not be built");
 }
@@ -147,7 +147,7 @@ static void do_drop(int fd, const struct ext4_itree_args *st)
 		return;
 	}
 	progress_show(st->ia_dir_blocks);
-	/* Without a tree: what an interrupted build has left. */
+	/* Even without a tree: an interrupted build may have left blocks. */
 	err = itree_call(fd, EXT4_ITREE_OP_DROP, 0, 0, &a, NULL);
 	if (err == EINTR)
 		return;
@@ -212,7 +212,7 @@ static void do_stat(int fd, struct ext4_itree_args *st)
 
 /* --- walking --- */
 
-/* Returns 0, or an error that all directories of the file system will give. */
+/* Returns 0, or an error that applies to the whole file system. */
 static int visit(int fd)
 {
 	struct ext4_itree_args st;
@@ -230,7 +230,7 @@ static int visit(int fd)
 	if (err == ENOTTY || err == EOPNOTSUPP || err == ENOSYS)
 		return err;
 	if (err) {
-		fail(err, "cannot be looked at");
+		fail(err, "its state cannot be read");
 		return 0;
 	}
 	switch (opt.op) {
@@ -249,7 +249,7 @@ static int visit(int fd)
 	return 0;
 }
 
-/* A directory to read, beside the one that is open as @fd; NULL with errno. */
+/* Opens the directory of @fd once more, to read it; NULL with errno. */
 DIR *open_listing(int fd)
 {
 	int err, copy = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -268,7 +268,7 @@ struct names {
 	char	name[];
 };
 
-/* The names of a directory's subdirectories. */
+/* Lists the names of a directory's subdirectories. */
 static struct names *subdirs(int fd)
 {
 	struct names *list = NULL, *n;
@@ -276,7 +276,7 @@ static struct names *subdirs(int fd)
 	struct stat st;
 	DIR *dir;
 
-	/* ext4 counts a directory's subdirectories in its links. */
+	/* On ext4, two links mean no subdirectories. */
 	if (!fstat(fd, &st) && st.st_nlink == 2)
 		return NULL;
 	dir = open_listing(fd);
@@ -365,27 +365,27 @@ static void usage(FILE *to)
 "Usage: e4itree build|drop|check|stat|pack|arrange [options] DIRECTORY...\n"
 "\n"
 "Builds, drops, checks or reports the itrees of directories of mounted ext4\n"
-"file systems, makes directories smaller from which names have been deleted, or\n"
+"file systems, shrinks directories from which names have been deleted, or\n"
 "puts the data of small files in the order of their inodes.\n"
 "Directories and files can be used meanwhile.\n"
 "\n"
-"  -r, --recursive     all directories below too, on the same file system\n"
+"  -r, --recursive     also all directories below, on the same file system\n"
 "      --min-blocks N  build, pack: only directories of at least N blocks (16)\n"
-"  -f, --force         build: rebuild trees that exist; pack: for any gain\n"
-"      --pace N        pack: be at work for at most N percent of the time (100)\n"
+"  -f, --force         build: rebuild existing trees; pack: for any gain\n"
+"      --pace N        pack: work at most N percent of the time (100)\n"
 "      --verify        stat: read the whole tree and report how full it is\n"
 "      --min-files N   arrange: only directories of at least N small files (64)\n"
 "      --max-size N    arrange: only files of at most N KiB (128)\n"
 "  -n, --dry-run       build, drop, pack, arrange: only report what would be done\n"
-"  -v, --verbose       also report directories that needed nothing\n"
+"  -v, --verbose       also report directories that were skipped\n"
 "  -q, --quiet         report errors and differences only\n"
-"      --progress      show progress even if this is not a terminal\n"
-"  -j, --json          a JSON object a line and directory, and a summary\n"
+"      --progress      show progress even if standard error is no terminal\n"
+"  -j, --json          print a JSON object per directory, and a summary\n"
 "  -V, --version       show the version\n"
 "  -h, --help          show this\n"
 "\n"
 "Exit code: 0 done; 1 some directories failed or differ; 2 wrong usage;\n"
-"3 kernel or file system lacks what is needed; 128 + N ended by signal N.\n");
+"3 not supported by the kernel or file system; 128 + N ended by signal N.\n");
 }
 
 enum { O_MIN_BLOCKS = 256, O_MIN_FILES, O_MAX_SIZE, O_PACE, O_VERIFY,
@@ -548,7 +548,7 @@ int main(int argc, char **argv)
 	catch_signals();
 	if (opt.op == OP_ARRANGE)
 		arrange_be_idle();
-	/* A file descriptor is held for each level below the argument. */
+	/* The walk keeps a descriptor open for each level of directories. */
 	if (!getrlimit(RLIMIT_NOFILE, &files)) {
 		files.rlim_cur = files.rlim_max;
 		setrlimit(RLIMIT_NOFILE, &files);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * e4itree.h --- what e4itree.c does and e4itree_report.c says
+ * e4itree.h --- shared by the parts of e4itree
  */
 #ifndef E4ITREE_H
 #define E4ITREE_H
@@ -11,18 +11,18 @@
 
 #include "ext2fs/itree_ioctl.h"
 
-#define MAX_DIFFS	20	/* reported of a directory */
+#define MAX_DIFFS	20	/* reported per directory */
 
 /* Exit codes of the program */
 enum exit_code {
-	EXIT_DONE = 0,		/* all as asked for */
+	EXIT_DONE = 0,		/* everything was done */
 	EXIT_SOME = 1,		/* some directories failed or differ */
 	EXIT_USAGE = 2,
-	EXIT_LACKING = 3,	/* neither kernel nor file system can */
+	EXIT_LACKING = 3,	/* kernel or file system has no support */
 	EXIT_SIGNAL = 128	/* + number of the signal */
 };
 
-/* The command that the kernel does not know: e4itree_arrange.c */
+/* Not an operation of the ioctl: see e4itree_arrange.c */
 #define OP_ARRANGE	100
 
 extern struct e4itree_options {
@@ -43,12 +43,12 @@ extern struct e4itree_options {
 } opt;
 
 extern struct e4itree_sum {
-	unsigned long long dirs;	/* looked at */
-	unsigned long long done;	/* built, dropped, right, reported */
+	unsigned long long dirs;	/* visited */
+	unsigned long long done;	/* built, dropped, correct, reported */
 	unsigned long long skipped;
 	unsigned long long failed;	/* or differing */
 	unsigned long long entries;	/* of those done */
-	unsigned long long lacking;	/* paths where it cannot be done */
+	unsigned long long lacking;	/* arguments without support */
 } sum;
 
 extern volatile sig_atomic_t cancelled;
@@ -58,7 +58,7 @@ DIR *open_listing(int fd);
 int itree_call(int fd, int op, unsigned int flags, unsigned long long from,
 	       struct ext4_itree_args *a, struct ext4_itree_diff *diffs);
 
-/* The path of the directory at hand */
+/* The path of the current directory */
 size_t path_add(const char *name);
 void path_cut(size_t len);
 
@@ -80,8 +80,8 @@ struct arrange_result {
 	unsigned long long wanted;	/* files of runs that were scattered */
 	unsigned long long moved;
 	unsigned long long bytes;
-	unsigned long long busy;	/* open, changed or gone meanwhile */
-	unsigned long long scattered;	/* for want of free space in one piece */
+	unsigned long long busy;	/* open, or changed or removed since */
+	unsigned long long scattered;	/* lacking contiguous free space */
 	unsigned long long before;	/* reads, in the order of the inodes */
 	unsigned long long after;
 };

@@ -3,16 +3,16 @@
  * e4itree_arrange.c --- put the data of small files in the order of their
  * inodes, while they are in use
  *
- * In an aged directory the files that follow each other by inode number lie
- * anywhere on the disk, so a backup that reads them in that order seeks for
- * each.  As e4defrag does for the pieces of one file, this moves blocks with
+ * In an aged directory, files with consecutive inode numbers are scattered
+ * over the disk, so a backup that reads them in that order seeks for each.
+ * Like e4defrag, which gathers the pieces of one file, this moves blocks with
  * EXT4_IOC_MOVE_EXT: a run of files exchanges its blocks with those of a
- * temporary file, whose blocks lie together.  The kernel copies the data and
- * exchanges the blocks of each page in one transaction, which has the data
- * written before it commits, so after a crash a file is in its old place or in
- * its new one.
+ * temporary file, whose blocks lie together.  The kernel copies the data of
+ * each page and exchanges its blocks in one transaction, and writes the data
+ * before that commits.  So after a crash a file is in its old place or in its
+ * new one.
  *
- * Works on any ext4 with a journal and needs nothing of the itree.
+ * Works on any ext4 with a journal, with or without itrees.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -39,24 +39,24 @@
 #include "ext4_sysfs.h"
 
 /*
- * Data that one run moves: the blocks of a temporary file.  It is read in the
- * order of the disk first, so a long run seeks less; but what memory does not
- * keep until it is moved is read twice.
+ * Data that one run moves: the blocks of a temporary file.  A run is first read
+ * in the order of the disk, so a longer one seeks less; but data that is
+ * evicted before it is moved is read twice.
  */
 #define RUN_LEAST	(64ULL << 20)
 #define RUN_MOST	(1ULL << 30)
 #define MEMORY_SHARE	4
-/* A run in one piece, and one more for so many files, stays as it is. */
+/* A run of one piece, plus one per this many files, is left as it is. */
 #define GOOD_SHARE	64
-/* A gap that a disk reads through rather than seek over it. */
+/* A disk reads through gaps up to this size instead of seeking. */
 #define GAP_BYTES	(64U << 10)
 /* Free space to leave, besides that for a run. */
 #define LEAVE_SHARE	50
-/* More extents than this, and a file is not small. */
+/* A file of more extents does not count as small. */
 #define MAX_EXTENTS	32
-/* A file for which the temporary one has no blocks that lie together. */
+/* file.at, if the temporary file has no contiguous blocks for the file. */
 #define NOWHERE		UINT64_MAX
-/* Flags of lsattr(1) of files that are left alone. */
+/* Files with these attributes (see lsattr(1)) are left alone. */
 #define LEAVE_FLAGS	(FS_IMMUTABLE_FL | FS_APPEND_FL | FS_ENCRYPT_FL | \
 			 FS_VERITY_FL | FS_DAX_FL | FS_JOURNAL_DATA_FL | \
 			 FS_NOCOW_FL)
@@ -71,7 +71,7 @@
 struct move_extent {
 	uint32_t	reserved;
 	uint32_t	donor_fd;
-	uint64_t	orig_start;	/* in blocks, as all that follow */
+	uint64_t	orig_start;	/* in blocks, like the next ones */
 	uint64_t	donor_start;
 	uint64_t	len;
 	uint64_t	moved_len;
@@ -92,7 +92,7 @@ struct file {
 	uint64_t	at;		/* block of the temporary file */
 };
 
-/* The directory at hand. */
+/* The current directory. */
 struct job {
 	int		dir;
 	struct file	*file;
@@ -116,7 +116,7 @@ static int by_place(const void *a, const void *b)
 	return (*x)->first < (*y)->first ? -1 : (*x)->first > (*y)->first;
 }
 
-/* --- looking --- */
+/* --- finding out --- */
 
 static int open_file(const struct job *j, const struct file *f, int how)
 {
@@ -126,7 +126,7 @@ static int open_file(const struct job *j, const struct file *f, int how)
 
 	if (fd < 0)
 		return -1;
-	/* Is it still the file that was looked at? */
+	/* Is it still the file that look_at() has seen? */
 	if (fstat(fd, &st) || st.st_ino != f->ino || !S_ISREG(st.st_mode) ||
 	    st.st_size != f->size || st.st_mtim.tv_sec != f->mtime.tv_sec ||
 	    st.st_mtim.tv_nsec != f->mtime.tv_nsec) {
@@ -137,7 +137,7 @@ static int open_file(const struct job *j, const struct file *f, int how)
 	return fd;
 }
 
-/* Where is it?  Leaves first at 0 if it is not of a kind to be moved. */
+/* Finds a file's place.  Leaves first at 0 if the file cannot be moved. */
 static void look_at(struct job *j, struct file *f)
 {
 	struct {
@@ -199,7 +199,7 @@ static void add(struct job *j, const char *name, const struct stat *st)
 	f->mtime = st->st_mtim;
 }
 
-/* Takes the small files of a directory; by inode number when it is done. */
+/* Collects the small files of a directory and sorts them by inode number. */
 static int take_files(struct job *j)
 {
 	struct dirent *de;
@@ -222,7 +222,7 @@ static int take_files(struct job *j)
 	closedir(dir);
 	if (err)
 		return err;
-	/* Their inodes lie in this order. */
+	/* The order of their inodes on the disk. */
 	qsort(j->file, j->nr, sizeof(*j->file), by_ino);
 	for (i = 0; i < j->nr; i++) {
 		struct file f = j->file[i];
@@ -249,15 +249,15 @@ static uint64_t blocks_of(const struct job *j, const struct file *f)
 	return (f->size + j->block - 1) / j->block;
 }
 
-/* Those are blocks of the temporary file, where each file begins a page. */
+/* Blocks of the temporary file, where each file begins on a new page. */
 static uint64_t room_of(const struct job *j, const struct file *f)
 {
 	return (blocks_of(j, f) + j->align - 1) / j->align * j->align;
 }
 
 /*
- * Reads that these files take in the order of their inodes, if a disk reads
- * through small gaps.
+ * Counts the reads that these files take in the order of their inodes, on a
+ * disk that reads through small gaps.
  */
 static unsigned long long pieces(const struct file *f, size_t nr)
 {
@@ -277,7 +277,7 @@ static unsigned long long pieces(const struct file *f, size_t nr)
 
 /* --- moving --- */
 
-/* A piece of the temporary file that lies together on the disk. */
+/* A contiguous piece of the temporary file. */
 struct place {
 	uint64_t	first;		/* byte on the disk */
 	uint64_t	block;		/* of the temporary file */
@@ -291,7 +291,7 @@ static int by_disk(const void *a, const void *b)
 	return x->first < y->first ? -1 : x->first > y->first;
 }
 
-/* The pieces of the temporary file in the order of the disk; 0 or an error. */
+/* Lists the temporary file's pieces in the order of the disk; 0 or an error. */
 static int places(const struct job *j, int donor, struct place **list,
 		  size_t *nr)
 {
@@ -329,8 +329,8 @@ static int places(const struct job *j, int donor, struct place **list,
 }
 
 /*
- * Gives each file its blocks of the temporary file.  Returns in how many
- * pieces they will lie.
+ * Gives each file its blocks of the temporary file.  Returns how many pieces
+ * that will make.
  */
 static unsigned long long assign(struct job *j, struct file *f, size_t nr,
 				 const struct place *p, size_t nr_places)
@@ -387,7 +387,7 @@ static void read_run(const struct job *j, struct file *f, size_t nr)
 	free(order);
 }
 
-/* Returns 0, or an error that the next file will give, too. */
+/* Returns 0, or an error that applies to the next files, too. */
 static int move_file(struct job *j, struct file *f, int donor)
 {
 	struct move_extent m = {
@@ -405,8 +405,8 @@ static int move_file(struct job *j, struct file *f, int donor)
 		return 0;
 	}
 	/*
-	 * A lease for writing is given only if no other process has the file
-	 * open.  One that opens it now waits until the lease is given back.
+	 * A write lease is granted only if no other process has the file open.
+	 * A process that opens it now waits until the lease is given back.
 	 */
 	if (fcntl(fd, F_SETLEASE, F_WRLCK)) {
 		j->result.busy++;
@@ -463,7 +463,7 @@ static int move_run(struct job *j, struct file *f, size_t nr, uint64_t bytes)
 	if (!err)
 		err = places(j, donor, &list, &nr_places);
 	if (!err && assign(j, f, nr, list, nr_places) * 2 > before) {
-		/* Free space lies in pieces, too. */
+		/* Free space is just as fragmented. */
 		for (i = 0; i < nr; i++)
 			j->result.scattered += f[i].at != NOWHERE;
 		goto out;
@@ -475,8 +475,8 @@ static int move_run(struct job *j, struct file *f, size_t nr, uint64_t bytes)
 		progress_files("moved", j->result.moved);
 	}
 	/*
-	 * The data is on the disk, and the transactions are committed, before
-	 * the old blocks are free to be used by others.
+	 * Write the data and commit the transactions before the old blocks
+	 * are freed and can be reused.
 	 */
 	if (fdatasync(donor) && !err)
 		err = errno;
@@ -486,7 +486,7 @@ out:
 	return err;
 }
 
-/* Bytes of a run: a share of the memory that is free, and not all free space. */
+/* Bytes of a run: a share of available memory, and not all free space. */
 static uint64_t run_bytes(const struct job *j)
 {
 	uint64_t most = RUN_LEAST, space;
@@ -511,7 +511,7 @@ static uint64_t run_bytes(const struct job *j)
 
 /*
  * Calls move_run() for one run of files after the other, or with --dry-run
- * counts only.
+ * only counts them.
  */
 static int move_all(struct job *j)
 {
@@ -537,7 +537,7 @@ static int move_all(struct job *j)
 
 /* --- the directory --- */
 
-/* Does the file system order data before the transactions that point to it? */
+/* Fails unless the file system has a journal, which orders data writes. */
 static int check_journal(int fd)
 {
 	FILE *f = ext4_sysfs_open(fd, "journal_task");
@@ -554,8 +554,8 @@ static int check_journal(int fd)
 }
 
 /*
- * Below the I/O of everything else; a scheduler without classes takes no
- * notice.
+ * Let the I/O of everything else go first; schedulers without classes ignore
+ * this.
  */
 void arrange_be_idle(void)
 {
@@ -565,7 +565,7 @@ void arrange_be_idle(void)
 
 /*
  * Arranges the files of the directory that is open as @fd.  Returns 0, or an
- * error that all directories of the file system will give.
+ * error that applies to the whole file system.
  */
 int arrange(int fd)
 {

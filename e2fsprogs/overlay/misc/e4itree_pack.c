@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * e4itree_pack.c --- make directories smaller from which names have been deleted
+ * e4itree_pack.c --- shrink directories from which names have been deleted
  *
- * ext4 never takes blocks away from a directory.  The kernel joins those that
- * fit into one, by calls of about a tenth of a second each; then the tree, of
- * which much is free too, is built again.
+ * ext4 never takes blocks away from a directory.  The kernel merges blocks
+ * whose names fit into one, in calls of about a tenth of a second each.  Then
+ * the tree is rebuilt, if much of it is free too.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -25,14 +25,14 @@
 
 /* The kernel fills blocks to four fifths, as e2fsck -fD does. */
 #define FULL(bytes)		((bytes) * 4 / 5)
-/* Head and tail of a tree's node, tail of a leaf, of an index block. */
+/* Overhead of a tree's node, of a directory's leaf, of an index block. */
 #define NODE_REST		32U
 #define LEAF_REST		12U
 #define INDEX_REST		16U
 #define KEY_SIZE		8U
 /* Packing costs writes, so it has to gain a quarter of the blocks. */
 #define LEAST_GAIN		4U
-/* Names that tell how long those of a directory are. */
+/* Names read to estimate the average length. */
 #define SAMPLE			1024U
 
 struct names {
@@ -59,7 +59,7 @@ static int count_names(int fd, unsigned long long most, struct names *n)
 	return err;
 }
 
-/* Blocks that a directory of these names has after packing. */
+/* Blocks that a directory of these names will have after packing. */
 static unsigned int dir_blocks(unsigned int size, const struct names *n)
 {
 	unsigned long long leaves, nodes;
@@ -75,8 +75,8 @@ static unsigned int tree_blocks(unsigned int size, unsigned long long keys)
 }
 
 /*
- * Blocks that the directory of a tree would have after packing, by the length
- * of some of its names; 0 if they cannot be read.
+ * Estimates from some of its names how many blocks the directory of a tree
+ * would have after packing; 0 if they cannot be read.
  */
 unsigned int packed_size(int fd, const struct ext4_itree_args *st)
 {
@@ -98,7 +98,7 @@ static int size_of(int fd, struct pack_result *r, unsigned int *blocks)
 	return 0;
 }
 
-/* Rests, so that the calls take no more than their share of the time. */
+/* Sleeps so that the calls take at most --pace percent of the time. */
 static void rest(const struct timespec *start)
 {
 	struct timespec now, pause;
@@ -136,7 +136,7 @@ static int pack_names(int fd, struct pack_result *r)
 	return cancelled ? EINTR : 0;
 }
 
-/* Builds the tree again if that frees a good part of it. */
+/* Rebuilds the tree if that frees a good part of it. */
 static int pack_tree(int fd, struct pack_result *r)
 {
 	struct ext4_itree_args a;
@@ -158,8 +158,8 @@ static int pack_tree(int fd, struct pack_result *r)
 }
 
 /*
- * Packs the directory that is open as @fd.  Returns 0, or an error that all
- * directories of the file system will give.
+ * Packs the directory that is open as @fd.  Returns 0, or an error that
+ * applies to the whole file system.
  */
 int pack(int fd)
 {
@@ -175,7 +175,7 @@ int pack(int fd)
 	if (fs.f_type != EXT4_SUPER_MAGIC)
 		return ENOTTY;
 	r.block_size = fs.f_bsize;
-	/* Without the feature there are no trees. */
+	/* Packing works without the feature; there are no trees then. */
 	err = itree_call(fd, EXT4_ITREE_OP_STAT, 0, 0, &st, NULL);
 	if (err == ENOTTY || err == ENOSYS)
 		return err;
@@ -211,7 +211,7 @@ int pack(int fd)
 			  "when it is unmounted");
 		return 0;
 	}
-	/* A kernel that knows trees, but not this. */
+	/* The kernel supports trees, but not packing. */
 	if (err == EINVAL)
 		return ENOTTY;
 	if (!err)

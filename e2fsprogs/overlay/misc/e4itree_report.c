@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * e4itree_report.c --- what e4itree tells: lines, JSON, progress, errors
+ * e4itree_report.c --- e4itree's output: lines, JSON, progress, errors
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -15,7 +15,7 @@
 
 #include "e4itree.h"
 
-static char *path;			/* of the directory at hand */
+static char *path;			/* of the current directory */
 static size_t path_len, path_size;
 
 void out_of_memory(void)
@@ -161,18 +161,18 @@ void fail(int err, const char *what)
 		todo = ": a build, drop or pack of it is under way; try again "
 			"later";
 	else if (err == EAGAIN)
-		todo = ": it changes too fast; try again when it is calmer";
+		todo = ": it changes too fast; try again when it is less busy";
 	else if (err == ENODATA)
 		todo = ": it has no htree (made without dir_index or "
 			"extents; e2fsck -fD makes htrees)";
 	else if (err == EUCLEAN || err == EBADMSG)
 		todo = ": unmount the file system and run e2fsck on it";
 	else if (opt.op == OP_ARRANGE && (err == ENOSPC || err == EDQUOT))
-		todo = ": 64 MiB and a fiftieth of the file system are to be "
+		todo = ": 64 MiB and a fiftieth of the file system must be "
 			"free";
 	else if (err == ENOSPC || err == EDQUOT)
 		todo = ": free some space; a tree takes about 8 to 16 bytes "
-			"a name";
+			"per name";
 	progress_clear();
 	fprintf(stderr, "e4itree: %s: %s: %s%s\n", path, what, strerror(err),
 		todo);
@@ -254,13 +254,13 @@ void report_tree(const char *result, const struct ext4_itree_args *a)
 	print_tree(result, a, 0);
 }
 
-/* @packed: blocks that packing would leave the directory, or 0 */
+/* @packed: blocks that the directory would have after packing, or 0 */
 void report_stat(const struct ext4_itree_args *a, unsigned int packed)
 {
 	print_tree("tree", a, packed);
 }
 
-/* A tree that breaks a rule. */
+/* Reports a tree that violates the format. */
 void report_bad(const struct ext4_itree_args *a)
 {
 	sum.failed++;
@@ -393,7 +393,7 @@ void report_packed(const struct pack_result *r)
 	       r->dir_after, r->tree_after);
 }
 
-/* The argument at hand: nothing can be done there. */
+/* Reports that the command cannot work on the current argument. */
 void report_lacking(int err)
 {
 	progress_clear();
@@ -422,7 +422,7 @@ void report_lacking(int err)
 	}
 }
 
-/* Sums up the work. */
+/* Prints the totals. */
 void report_summary(void)
 {
 	progress_clear();

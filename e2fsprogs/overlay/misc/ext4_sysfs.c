@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * ext4_sysfs.c --- what the kernel shows of a mounted file system
+ * ext4_sysfs.c --- attributes of a mounted file system in /sys
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE

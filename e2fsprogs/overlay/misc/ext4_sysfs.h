@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * ext4_sysfs.h --- what the kernel shows of a mounted file system
+ * ext4_sysfs.h --- attributes of a mounted file system in /sys
  */
 #ifndef EXT4_SYSFS_H
 #define EXT4_SYSFS_H
@@ -8,9 +8,9 @@
 #include <stdio.h>
 
 /*
- * Opens the attribute @attr of the file system that @fd is open on, for
- * reading: /sys/fs/ext4/DEVICE/ATTR, or that of ext4itree.  Returns NULL
- * without such an attribute, and where /sys is not mounted.
+ * Opens the attribute @attr of the file system of @fd for reading:
+ * /sys/fs/ext4/DEVICE/ATTR, or the same below ext4itree.  Returns NULL if
+ * there is no such attribute or /sys is not mounted.
  */
 FILE *ext4_sysfs_open(int fd, const char *attr);
 

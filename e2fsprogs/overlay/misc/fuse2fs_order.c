@@ -2,8 +2,8 @@
 /*
  * fuse2fs_order.c --- the entries of a directory in order of inode number
  *
- * FUSE's library keeps all entries of a directory it lists anyway, so sorting
- * them in memory costs it little more, and saves following the tree.
+ * libfuse keeps all entries of a directory that it lists in memory anyway.
+ * Sorting them there costs little more, and needs no tree.
  */
 #include "config.h"
 #include <stdlib.h>
@@ -28,7 +28,7 @@ struct order {
 	errcode_t	err;
 };
 
-/* Doubles an array until it holds @want of something. */
+/* Doubles an array until it has room for @want elements. */
 static errcode_t grow(void *array, size_t *room, size_t want, size_t each)
 {
 	size_t		more = *room ? *room : 1024;
@@ -71,7 +71,7 @@ static int add_entry(ext2_ino_t dir EXT2FS_ATTR((unused)), int kind,
 	return 0;
 }
 
-/* By inode; entries of the same inode as they follow each other on disk */
+/* By inode; entries of one inode keep their order on disk */
 static int by_inode(const void *a, const void *b)
 {
 	const struct place *x = a, *y = b;
@@ -85,9 +85,9 @@ static int by_inode(const void *a, const void *b)
  * Calls @func for each entry of @dir, as ext2fs_dir_iterate2() does with no
  * flags, but in order of inode number.  The entries are copies: @func cannot
  * change the directory, and gets no offset, block size or buffer.  It may
- * return DIRENT_ABORT to end.  Memory for all entries is taken meanwhile.
+ * return DIRENT_ABORT to end.  All entries are in memory meanwhile.
  *
- * Returns 0 or an error; then some entries may have been passed over.
+ * Returns 0 or an error; after an error, some entries may be missing.
  */
 errcode_t fuse2fs_order_iterate(ext2_filsys fs, ext2_ino_t dir,
 				fuse2fs_order_func func, void *priv)

@@ -2,9 +2,9 @@
 /*
  * index_dirs.c --- indexes for the directories that mke2fs -d has filled
  *
- * The library adds names to linear directories one by one and never makes
- * them htrees, so the kernel would find them without any index and leave
- * them so.  They are indexed here, once they are complete.
+ * The library adds names to linear directories one by one and never turns
+ * them into htrees.  Nor would the kernel do so later.  They are indexed here,
+ * once they are complete.
  */
 #include "config.h"
 #include <stdio.h>
@@ -18,7 +18,7 @@
 #include "mke2fs.h"
 #include "index_dirs.h"
 
-/* As the kernel: smaller ones are sorted when they are read */
+/* As in the kernel, which sorts smaller directories when it reads them */
 #define MIN_BLOCKS	16
 
 static int wants_index(ext2_filsys fs, struct ext2_inode *inode)
@@ -28,7 +28,7 @@ static int wants_index(ext2_filsys fs, struct ext2_inode *inode)
 		EXT2_I_SIZE(inode) / fs->blocksize >= MIN_BLOCKS;
 }
 
-/* Sorted by inode number.  Nothing is changed while the scan is open. */
+/* Sorted by inode number.  Directories must not change during the scan. */
 static errcode_t find_directories(ext2_filsys fs, ext2_u32_list list)
 {
 	struct ext2_inode	inode;

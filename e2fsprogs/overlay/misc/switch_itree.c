@@ -35,7 +35,7 @@ static int read_counter(FILE *f, unsigned long long *count)
 	return fscanf(f, "%llu", count) == 1;
 }
 
-/* The kernel does all in one call: a second process tells how far it is. */
+/* The kernel does it all in one call, so a child shows the progress. */
 static pid_t show_progress(int fd)
 {
 	unsigned long long first, now;
@@ -98,20 +98,21 @@ int switch_itree_mounted(const char *mntpt, int on)
 	pid_t	progress;
 
 	if (!mntpt[0]) {
-		fputs(_("tune2fs: the itree feature of a file system that is "
-			"mounted out of sight is as it was.  Run this where "
-			"it is mounted.\n"), stderr);
+		fputs(_("tune2fs: the file system is mounted where this "
+			"process cannot see it; its itree feature is "
+			"unchanged.  Run tune2fs where it is mounted.\n"),
+		      stderr);
 		return 1;
 	}
 	fd = open(mntpt, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (fd < 0) {
 		fprintf(stderr, _("tune2fs: mount point %s cannot be opened: "
-				  "%s.  The itree feature is as it was.\n"),
+				  "%s.  The itree feature is unchanged.\n"),
 			mntpt, strerror(errno));
 		return 1;
 	}
 	progress = show_progress(fd);
-	/* Ended by a signal that does not end this program, it starts over. */
+	/* Restart it after a signal that does not end this program. */
 	do {
 		memset(&a, 0, sizeof(a));
 		a.ia_version = EXT4_ITREE_IOC_VERSION;
@@ -133,7 +134,7 @@ int switch_itree_mounted(const char *mntpt, int on)
 		       (unsigned long long) a.ia_keys);
 	else if (on && (a.ia_state & EXT4_ITREE_CHANGED))
 		printf(_("Directories get an itree as they grow; e4itree build "
-			 "-r %s makes those of directories that are large "
+			 "-r %s builds those of directories that are large "
 			 "already.\n"), mntpt);
 	return 0;
 }

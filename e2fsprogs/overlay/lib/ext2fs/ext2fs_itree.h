@@ -49,7 +49,7 @@ struct ext2fs_itree_report {
 	__u32	depth;
 };
 
-/* How the keys of a directory are made */
+/* How the keys of a directory are computed */
 struct ext2fs_itree_hasher {
 	ext2_filsys	fs;
 	int		version;	/* for ext2fs_dirhash2() */
@@ -58,7 +58,7 @@ struct ext2fs_itree_hasher {
 	__u8		disk_version;	/* as in the htree's root */
 };
 
-/* A tree that waits for a change of its directory */
+/* A tree that is suspended while its directory changes */
 struct ext2fs_itree_hold {
 	int		held;		/* the flag has been cleared */
 	int		change;		/* +1: add the key, -1: remove it */
@@ -66,7 +66,7 @@ struct ext2fs_itree_hold {
 	struct ext2fs_itree_hasher hasher;
 };
 
-/* A node as ext2fs_itree_walk_nodes() shows it */
+/* A node as ext2fs_itree_walk_nodes() reports it */
 struct ext2fs_itree_node {
 	__u32		lblk;
 	blk64_t		pblk;
@@ -87,7 +87,7 @@ struct ext2fs_itree_node {
 
 typedef struct ext2fs_struct_itree *ext2fs_itree;
 
-/* May this directory have a tree?  0 or why not. */
+/* Returns 0 if this directory may have a tree, or why it may not. */
 errcode_t ext2fs_itree_check_dir(ext2_filsys fs, ext2_ino_t dir,
 				 struct ext2_inode *inode);
 errcode_t ext2fs_itree_has_segment(ext2_filsys fs, ext2_ino_t dir,
@@ -119,7 +119,7 @@ errcode_t ext2fs_itree_name_key(const struct ext2fs_itree_hasher *hasher,
 				__u64 *key);
 __u64 ext2fs_itree_hash_key(__u64 key);
 
-/* Keys of the directory itself, summed as ext2fs_itree_verify() does */
+/* Counts and sums the keys of the directory as ext2fs_itree_verify() does */
 errcode_t ext2fs_itree_sum_dir(ext2_filsys fs, ext2_ino_t dir,
 			       __u64 *keys, __u64 *hash);
 
@@ -136,7 +136,7 @@ errcode_t ext2fs_itree_check_all(ext2_filsys fs, ext2_ino_t *dir,
 errcode_t ext2fs_itree_insert(ext2fs_itree it, __u64 key);
 errcode_t ext2fs_itree_delete(ext2fs_itree it, __u64 key);
 
-/* Changing a directory together with its tree, a name at a time */
+/* Changing a directory together with its tree, one name at a time */
 errcode_t ext2fs_itree_suspend(ext2_filsys fs, ext2_ino_t dir,
 			       struct ext2fs_itree_hold *hold);
 errcode_t ext2fs_itree_hold_removal(struct ext2fs_itree_hold *hold,

@@ -8,9 +8,9 @@
  *	then		the index nodes, level by level
  *	then		the leaves in the order of their hashes
  *
- * so that the index can be read in one go, and the names too.  How many
- * blocks each level has is known before the first one is written: children
- * are dealt out evenly, and every node is computed from the counts alone.
+ * so that both the index and the names can be read sequentially.  The width of
+ * every level is known before the first block is written: children are
+ * distributed evenly, so every node can be computed from the counts alone.
  */
 #include "config.h"
 #include <stdio.h>
@@ -40,7 +40,7 @@ struct dx_name {
 
 struct dx_leaf {
 	size_t			first;		/* of its names */
-	ext2_dirhash_t		hash;		/* low bit: run goes on from before */
+	ext2_dirhash_t		hash;		/* low bit: continued */
 };
 
 struct dx_build {
@@ -65,7 +65,7 @@ struct dx_build {
 	blk64_t			*map;		/* physical blocks */
 };
 
-/* Where the first @blocks of the directory are.  There must be no holes. */
+/* Maps the first @blocks blocks of the directory; fails if there is a hole. */
 static errcode_t read_map(struct dx_build *b, blk64_t blocks)
 {
 	ext2_filsys		fs = b->fs;
@@ -204,7 +204,7 @@ static errcode_t add_block(struct dx_build *b, char *block)
 	return 0;
 }
 
-/* By hash; equal ones stay as they are, so that the result is always the same */
+/* By hash; equal names keep their order, so that the result is deterministic */
 static EXT2_QSORT_TYPE cmp_names(const void *x, const void *y)
 {
 	const struct dx_name	*m = x, *n = y;
@@ -267,7 +267,7 @@ static errcode_t new_leaf(struct dx_build *b, size_t first)
 	leaf = &b->leaves[b->num_leaves++];
 	leaf->first = first;
 	leaf->hash = first < b->num_names ? b->names[first].hash : 0;
-	/* A lookup that starts in the leaf before has to go on in this one */
+	/* A lookup that starts in the leaf before must continue in this one */
 	if (first && leaf->hash == b->names[first - 1].hash)
 		leaf->hash |= 1;
 	return 0;
@@ -305,7 +305,7 @@ static size_t dx_limit(const struct dx_build *b, int head)
 	return size / sizeof(struct ext2_dx_entry);
 }
 
-/* Decides on levels, their width and the size of the directory. */
+/* Computes the levels, their widths and the size of the directory. */
 static errcode_t lay_out(struct dx_build *b)
 {
 	ext2_filsys	fs = b->fs;
@@ -340,7 +340,7 @@ static errcode_t lay_out(struct dx_build *b)
 		return EXT2_ET_FILE_TOO_BIG;
 	if (b->new_blocks > EXT4_DX_BLOCK_MASK)
 		return EXT2_ET_FILE_TOO_BIG;
-	/* Setting such a size would silently set the feature, too */
+	/* Setting such a size would silently set large_file, too */
 	if (ext2fs_needs_large_file_feature(b->new_blocks * fs->blocksize) &&
 	    !ext2fs_has_feature_largedir(fs->super))
 		return EXT2_ET_FILE_TOO_BIG;
@@ -353,7 +353,7 @@ static size_t children(const struct dx_build *b, unsigned int level)
 	return level + 1 < b->levels ? b->width[level + 1] : b->num_leaves;
 }
 
-/* The first child of node @i of a level; children are dealt out evenly. */
+/* The first child of node @i of a level; children are distributed evenly. */
 static size_t first_child(const struct dx_build *b, unsigned int level,
 			  size_t i)
 {
@@ -423,7 +423,7 @@ static errcode_t make_node(struct dx_build *b, unsigned int level, size_t i,
 		ent->hash = ext2fs_cpu_to_le32(child_hash(b, level, c));
 		ent->block = ext2fs_cpu_to_le32(below + c);
 	}
-	/* In place of the first hash, which is whatever the parent says */
+	/* Overwrites the first hash, which the parent implies */
 	head = (void *) (buf + size);
 	head->limit = ext2fs_cpu_to_le16(dx_limit(b, size));
 	head->count = ext2fs_cpu_to_le16(to - from);
@@ -450,7 +450,7 @@ static errcode_t make_leaf(struct dx_build *b, size_t leaf, char *buf)
 		if (retval)
 			return retval;
 	}
-	/* The last entry takes the rest, even if that is the whole leaf */
+	/* The last entry extends to the end, even if it is the whole leaf */
 	retval = ext2fs_set_rec_len(fs, size + b->leaf_size - offset, dirent);
 	if (!retval && ext2fs_has_feature_metadata_csum(fs->super))
 		ext2fs_initialize_dirent_tail(fs,
@@ -518,7 +518,7 @@ static errcode_t grow(struct dx_build *b)
 	return retval;
 }
 
-/* All blocks are written: makes it an htree and frees the blocks beyond. */
+/* All blocks are written: sets the htree's flag and frees the blocks beyond. */
 static errcode_t finish(struct dx_build *b)
 {
 	ext2_filsys	fs = b->fs;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR LGPL-2.0-only
 /*
- * itree.c --- inode-ordered directory indexes: opening and looking
+ * itree.c --- inode-ordered directory indexes: opening, reading, verifying
  *
  * Glue between the shared core (itree_core.c, itree_modify.c, itree_bulk.c)
  * and libext2fs.  No tree logic lives here.
@@ -86,8 +86,8 @@ void itree_free_handle(ext2fs_itree it)
 }
 
 /*
- * Opens the tree of a handle just made, whatever the flag of the directory
- * says.  Returns 0 or an error; the handle is the caller's to free.
+ * Opens the tree of a new handle, whether or not the directory's flag is set.
+ * Returns 0 or an error; the caller frees the handle.
  */
 errcode_t itree_open_handle(ext2fs_itree it, struct ext2fs_itree_fault *fault)
 {
@@ -113,12 +113,12 @@ errcode_t itree_open_handle(ext2fs_itree it, struct ext2fs_itree_fault *fault)
 }
 
 /*
- * Opens the tree of a directory whose flag says that it has one.  If it is
- * corrupt, *fault tells why; fault may be NULL.
+ * Opens the tree of a directory whose flag is set.  If the tree is corrupt,
+ * *fault says why; fault may be NULL.
  *
  * Returns 0, EXT2_ET_ITREE_NONE if the directory has no tree,
- * EXT2_ET_ITREE_UNSUPP if it cannot have one, EXT2_ET_ITREE_CORRUPT, or what
- * reading met with.
+ * EXT2_ET_ITREE_UNSUPP if it cannot have one, EXT2_ET_ITREE_CORRUPT, or a
+ * read error.
  */
 errcode_t ext2fs_itree_open(ext2_filsys fs, ext2_ino_t dir,
 			    struct ext2fs_itree_fault *fault,
@@ -169,7 +169,7 @@ void ext2fs_itree_get_info(ext2fs_itree it, struct ext2fs_itree_info *info)
 
 /*
  * Checks every node of the tree: checksums, structure, order, counts, free
- * list.  Says nothing about whether the keys are those of the directory.
+ * list.  Does not compare the keys with the directory.
  */
 errcode_t ext2fs_itree_verify(ext2fs_itree it,
 			      struct ext2fs_itree_report *report,
@@ -195,7 +195,7 @@ errcode_t ext2fs_itree_verify(ext2fs_itree it,
 	return itree_core_error(it, err, fault);
 }
 
-/* Calls func for every key from the first not below @first on, in order. */
+/* Calls func for every key that is at least @first, in order. */
 errcode_t ext2fs_itree_iterate(ext2fs_itree it, __u64 first,
 			       int (*func)(__u64 key, void *priv), void *priv)
 {
@@ -213,9 +213,8 @@ errcode_t ext2fs_itree_iterate(ext2fs_itree it, __u64 first,
 }
 
 /*
- * Shows every block that is mapped in the segment, in the order of their
- * logical numbers and unchecked: for debugfs, which has to look at broken
- * trees too.
+ * Passes every mapped block of the segment to func, in logical order and
+ * unchecked: debugfs has to show broken trees, too.
  */
 errcode_t ext2fs_itree_walk_nodes(ext2_filsys fs, ext2_ino_t dir,
 		int (*func)(const struct ext2fs_itree_node *node, void *priv),

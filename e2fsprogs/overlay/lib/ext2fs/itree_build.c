@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR LGPL-2.0-only
 /*
- * itree_build.c --- giving a directory a tree, and taking it away
+ * itree_build.c --- building and dropping the tree of a directory
  */
 #include "config.h"
 #include <stdio.h>
@@ -10,7 +10,7 @@
 
 #include "itreeP.h"
 
-#define GUESS_MAX	(1U << 20)	/* names to make room for at first */
+#define GUESS_MAX	(1U << 20)	/* most names in the first guess */
 
 static int cmp_keys(const void *a, const void *b)
 {
@@ -52,7 +52,7 @@ static errcode_t load_tree(ext2fs_itree it, struct itree_gather *g)
 	return itree_core_error(it, err, NULL);
 }
 
-/* The part of building that comes after the keys are known, if at all */
+/* Writes the tree, then sets the flag; an error drops the tree. */
 static errcode_t build_tree(ext2fs_itree it, struct itree_gather *g)
 {
 	ext2_filsys	fs = it->fs;
@@ -68,7 +68,7 @@ static errcode_t build_tree(ext2fs_itree it, struct itree_gather *g)
 	return ext2fs_write_inode(fs, it->dir, &it->inode);
 }
 
-/* Opens a handle for a new tree, the old one being dropped. */
+/* Drops the old tree and opens a handle for a new one. */
 static errcode_t start_build(ext2_filsys fs, ext2_ino_t dir, ext2fs_itree *ret)
 {
 	ext2fs_itree	it;
@@ -79,7 +79,7 @@ static errcode_t start_build(ext2_filsys fs, ext2_ino_t dir, ext2fs_itree *ret)
 	if (!(fs->flags & EXT2_FLAG_RW))
 		return EXT2_ET_RO_FILSYS;
 
-	/* Only to see whether the directory may have a tree at all */
+	/* Fail before the drop if the directory cannot have a tree */
 	retval = itree_new_handle(fs, dir, &it);
 	if (retval)
 		return retval;
@@ -94,11 +94,11 @@ static errcode_t start_build(ext2_filsys fs, ext2_ino_t dir, ext2fs_itree *ret)
 }
 
 /*
- * Builds a tree of full nodes from the present names of a directory.  A tree
- * that it has already is dropped first.  The flag is set last, so that an
- * interruption leaves at worst unused blocks.
+ * Builds a tree of full nodes from the names of a directory, after dropping
+ * the tree it had.  The flag is set last, so that an interruption leaves
+ * unused blocks at worst.
  *
- * Takes 8 bytes of memory a name.  Returns 0 or an error
+ * Takes 8 bytes of memory per name.  Returns 0 or an error
  * (EXT2_ET_ITREE_UNSUPP: the directory cannot have a tree;
  * EXT2_ET_BLOCK_ALLOC_FAIL; ...), after which the directory has no tree.
  */
@@ -112,7 +112,7 @@ errcode_t ext2fs_itree_build(ext2_filsys fs, ext2_ino_t dir)
 	if (retval)
 		return retval;
 	memset(&g, 0, sizeof(g));
-	/* A first guess: a damaged i_size must not ask for all memory */
+	/* A capped guess: a damaged i_size must not claim all memory */
 	g.room = EXT2_I_SIZE(&it->inode) / 24 + 16;
 	if (g.room > GUESS_MAX)
 		g.room = GUESS_MAX;
@@ -189,10 +189,10 @@ errcode_t ext2fs_itree_drop(ext2_filsys fs, ext2_ino_t dir)
 }
 
 /*
- * To be called before the names in a directory change by other means than
- * the functions of this library: a stale tree is worse than none.  Clearing
- * the flag has to succeed; blocks that cannot be freed, be it for want of
- * bitmaps, stay behind as an unused segment, which e2fsck frees.
+ * Call this before changing the names in a directory without the functions of
+ * this library: a stale tree is worse than none.  Only clearing the flag must
+ * succeed.  Blocks that cannot be freed, for instance because the bitmaps are
+ * not loaded, stay behind as an unused segment, which e2fsck frees.
  */
 errcode_t ext2fs_itree_forget(ext2_filsys fs, ext2_ino_t dir)
 {
@@ -214,8 +214,8 @@ errcode_t ext2fs_itree_forget(ext2_filsys fs, ext2_ino_t dir)
 }
 
 /*
- * Calls @func for every directory that has a tree or an unused segment.  If
- * that ends with an error, *at is the inode it came from, or 0.
+ * Calls @func for every directory that has a tree or an unused segment.  After
+ * an error, *at is the inode that caused it, or 0.
  */
 static errcode_t for_each_tree(ext2_filsys fs, ext2_ino_t *at,
 			       errcode_t (*func)(ext2_filsys fs, ext2_ino_t dir,
@@ -335,7 +335,7 @@ static errcode_t claim_dir(ext2_filsys fs, ext2_ino_t dir,
 		if (!(ex.e_flags & EXT2_EXTENT_FLAGS_LEAF)) {
 			retval = claim(fs, claims, ex.e_pblk, 1, ~0ULL);
 		} else {
-			/* The next extent may go on in the same cluster */
+			/* The next extent may continue in the same cluster */
 			retval = claim(fs, claims, ex.e_pblk, ex.e_len, shared);
 			shared = (ex.e_pblk + ex.e_len - 1) &
 				 ~EXT2FS_CLUSTER_MASK(fs);
@@ -389,10 +389,10 @@ static void claim_metadata(ext2_filsys fs, ext2fs_block_bitmap map)
  * Checks, without changing anything, that ext2fs_itree_drop_all() would free
  * the blocks of trees and no others: every tree is sound, its blocks are in
  * use, and neither another directory with a tree nor the file system's own
- * metadata has them too.  Other inodes are not looked at; that takes e2fsck.
+ * metadata uses them too.  Other inodes are not checked; that takes e2fsck.
  *
- * Returns 0 or an error.  Then *dir is the directory at fault, or 0, and
- * *fault tells why if that is known.
+ * Returns 0 or an error.  On error, *dir is the directory at fault, or 0, and
+ * *fault says why if that is known.
  */
 errcode_t ext2fs_itree_check_all(ext2_filsys fs, ext2_ino_t *dir,
 				 struct ext2fs_itree_fault *fault)

@@ -45,10 +45,10 @@ errcode_t ext2fs_itree_delete(ext2fs_itree it, __u64 key)
 }
 
 /*
- * To be called before one name of a directory changes.  Clears the flag of a
+ * Call this before changing one name of a directory.  Clears the flag of a
  * directory that has a tree; ext2fs_itree_resume() sets it again.
  *
- * Returns 0 or an error, after which nothing has changed.
+ * Returns 0 or an error.  After an error nothing has changed.
  */
 errcode_t ext2fs_itree_suspend(ext2_filsys fs, ext2_ino_t dir,
 			       struct ext2fs_itree_hold *hold)
@@ -73,7 +73,7 @@ errcode_t ext2fs_itree_suspend(ext2_filsys fs, ext2_ino_t dir,
 	return retval;
 }
 
-/* Notes that @dirent is about to go. */
+/* Records that @dirent is about to be removed. */
 errcode_t ext2fs_itree_hold_removal(struct ext2fs_itree_hold *hold,
 				    struct ext2_dir_entry *dirent)
 {
@@ -89,7 +89,7 @@ errcode_t ext2fs_itree_hold_removal(struct ext2fs_itree_hold *hold,
 	return retval;
 }
 
-/* Notes that a name for @ino is about to come. */
+/* Records that a name for @ino is about to be added. */
 errcode_t ext2fs_itree_hold_addition(struct ext2fs_itree_hold *hold,
 				     const char *name, int len, ext2_ino_t ino)
 {
@@ -104,7 +104,7 @@ errcode_t ext2fs_itree_hold_addition(struct ext2fs_itree_hold *hold,
 	return retval;
 }
 
-/* Makes the noted change in the tree and sets the flag again. */
+/* Applies the recorded change to the tree and sets the flag again. */
 static errcode_t apply(ext2_filsys fs, ext2_ino_t dir,
 		       const struct ext2fs_itree_hold *hold)
 {
@@ -118,7 +118,7 @@ static errcode_t apply(ext2_filsys fs, ext2_ino_t dir,
 		retval = itree_open_handle(it, NULL);
 		if (retval)
 			goto out;
-		/* Compared with the mapped blocks when it was opened; it may grow */
+		/* Opening limited the tree to its mapped blocks; let it grow */
 		it->tree.max_blocks = ITREE_SEG_MAX;
 		if (hold->change > 0)
 			retval = ext2fs_itree_insert(it, hold->key);
@@ -137,10 +137,10 @@ out:
 }
 
 /*
- * The other half of ext2fs_itree_suspend().  @err is what became of the change
- * of the directory: if it failed for want of space, the directory is as it
- * was, and so may be its tree; after any other error the tree is given up, as
- * it is if it cannot follow.
+ * The counterpart of ext2fs_itree_suspend().  @err is the result of changing
+ * the directory.  EXT2_ET_DIR_NO_SPACE means that the directory is unchanged,
+ * so its tree is kept as it is.  After any other error, or if the tree cannot
+ * be updated, the tree is dropped.
  *
  * Returns @err.
  */

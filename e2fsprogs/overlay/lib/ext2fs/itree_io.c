@@ -2,9 +2,9 @@
 /*
  * itree_io.c --- the blocks of a directory's tree, on an io_channel
  *
- * The block operations that the shared core asks for.  Blocks are written
- * through as the core hands them over, so a caller that changes a tree in
- * place must be ready to drop it when the change fails.
+ * The block operations that the shared core needs.  Blocks are written through
+ * as the core dirties them, so a caller that changes a tree in place must be
+ * ready to drop it when the change fails.
  */
 #include "config.h"
 #include <stdio.h>
@@ -70,7 +70,7 @@ errcode_t ext2fs_itree_map(ext2fs_itree it, __u32 lblk, blk64_t *pblk)
 	return 0;
 }
 
-/* Blocks that are mapped from the start of the segment without a gap */
+/* Counts the blocks mapped from the start of the segment to the first gap */
 errcode_t itree_mapped_blocks(ext2fs_itree it, __u32 *ret)
 {
 	struct ext2fs_extent	ex;
@@ -149,7 +149,7 @@ errcode_t ext2fs_itree_block_csum_set(ext2_filsys fs, ext2_ino_t dir,
  * Block operations for the core
  */
 
-/* Keeps @err for the caller of the core; returns the errno for the core. */
+/* Saves @err for the caller of the core; returns an errno for the core. */
 static int op_error(ext2fs_itree it, errcode_t err)
 {
 	if (!it->err)
@@ -204,8 +204,8 @@ static int op_read(struct itree *t, u32 lblk, struct itree_buf *buf)
 }
 
 /*
- * Maps the first block of the segment next to the directory's last one.  The
- * library would extrapolate over the hole in between.
+ * Maps the first block of the segment next to the directory's last one: the
+ * library's own goal would extrapolate over the hole in between.
  */
 static errcode_t map_first(ext2fs_itree it, blk64_t *ret)
 {
@@ -266,7 +266,7 @@ errcode_t itree_map_run(ext2fs_itree it, __u32 blocks)
 	retval = map_first(it, &pblk);
 	if (retval || blocks < 2)
 		return retval;
-	/* Goes on behind the first block, which tells it where to look */
+	/* Continues after the first block, which sets the allocation goal */
 	retval = ext2fs_fallocate(it->fs, EXT2_FALLOCATE_FORCE_INIT |
 				  EXT2_FALLOCATE_INIT_BEYOND_EOF, it->dir,
 				  &it->inode, ~0ULL, ITREE_SEG_START + 1,
@@ -352,7 +352,7 @@ const struct itree_ops libext2fs_itree_ops = {
 	.free		= op_free,
 };
 
-/* The core's answer as an errcode_t */
+/* Converts the core's return value to an errcode_t */
 errcode_t itree_core_error(ext2fs_itree it, int ret,
 			    struct ext2fs_itree_fault *fault)
 {

@@ -18,7 +18,7 @@ __u64 ext2fs_itree_hash_key(__u64 key)
 }
 
 /*
- * Learns from the root of a directory's htree how its names are hashed.
+ * Reads from the root of a directory's htree how its names are hashed.
  */
 errcode_t ext2fs_itree_hasher_init(ext2_filsys fs, ext2_ino_t dir,
 				   struct ext2_inode *inode,
@@ -74,8 +74,8 @@ out:
 }
 
 /*
- * The key of a name.  Returns EXT2_ET_DIRHASH_UNSUPP where the hash is kept in
- * the entries and cannot be worked out here.
+ * The key of a name.  Returns EXT2_ET_DIRHASH_UNSUPP if the hash is kept in the
+ * entries, because it cannot be computed here.
  */
 errcode_t ext2fs_itree_name_key(const struct ext2fs_itree_hasher *hasher,
 				const char *name, int len, ext2_ino_t ino,
@@ -97,7 +97,7 @@ errcode_t ext2fs_itree_name_key(const struct ext2fs_itree_hasher *hasher,
 
 /*
  * The key of a directory entry.  *has_key is cleared for entries that have
- * none: "." and "..", and those not in use.
+ * none: ".", "..", and unused ones.
  */
 errcode_t ext2fs_itree_dirent_key(const struct ext2fs_itree_hasher *hasher,
 				  struct ext2_dir_entry *dirent,

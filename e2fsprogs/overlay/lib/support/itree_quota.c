@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * itree_quota.c --- quota after the itrees of a file system were dropped
+ * itree_quota.c --- update quota after itrees have been dropped
  */
 #include "config.h"
 #include <sys/types.h>
@@ -12,7 +12,7 @@
 
 /*
  * Recounts the usage of all users, groups and projects and writes it to the
- * quota files; limits stay.  Does nothing without quota files.  Needs bitmaps.
+ * quota files; keeps limits.  Does nothing without quota files.  Needs bitmaps.
  * Returns 0 or an error, after which e2fsck has to correct the usage.
  */
 errcode_t quota_rewrite_usage(ext2_filsys fs)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * itree_quota.h --- quota after the itrees of a file system were dropped
+ * itree_quota.h --- update quota after itrees have been dropped
  */
 #ifndef SUPPORT_ITREE_QUOTA_H
 #define SUPPORT_ITREE_QUOTA_H
