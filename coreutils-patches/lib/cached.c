@@ -21,12 +21,12 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Linux 6.5; the same number everywhere, headers may be older. */
+/* Since Linux 6.5; the number is the same everywhere, headers may be older. */
 #ifndef SYS_cachestat
 #define SYS_cachestat 451
 #endif
 
-/* So many in memory one after the other, and some are passed unseen: */
+/* After this many files in a row in memory, some are not checked: */
 #define ENOUGH 16
 #define PASS_FIRST 64
 #define PASS_MOST 4096
@@ -73,7 +73,7 @@ bool dorder_reads_unseen(int fd, int flags)
 		return false;
 	if (fs.f_flag & ST_NOATIME)
 		return true;
-	/* relatime: not if it was read since it changed, within a day. */
+	/* relatime leaves it if it is under a day old and after the change. */
 	return fs.f_flag & ST_RELATIME && fstat(fd, &st) == 0 &&
 	       st.st_atime > st.st_mtime && st.st_atime > st.st_ctime &&
 	       time(NULL) - st.st_atime < day - 60;

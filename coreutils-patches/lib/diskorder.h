@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.0-or-later */
 /*
- * libdiskorder: the names of a directory in the order of their inodes, and
- * files in the order of their data, in bounded memory.
+ * libdiskorder returns the names of a directory in the order of their inodes,
+ * and files in the order of their data, in bounded memory.
  *
- * It changes the order in which names come and nothing else: every name that
- * the directory gives is given once, and whatever goes wrong in here (no
- * memory, no FIEMAP) means the order the directory has by itself.
+ * It changes nothing but the order: it returns every name of the directory
+ * exactly once.  Where something fails in here (no memory, no FIEMAP), names
+ * come in the directory's own order.
  *
- * Objects are not locked: one thread at a time for each.
+ * Objects are not locked: only one thread at a time may use one.
  */
 #ifndef DISKORDER_H
 #define DISKORDER_H
@@ -20,21 +20,21 @@
 extern "C" {
 #endif
 
-/* Default of the bytes that sorting one directory may take. */
+/* Default limit of the bytes for sorting one directory. */
 #define DORDER_MEMORY (32U << 20)
 
 /* A directory entry; name is valid until the next call on its reader. */
 struct dorder_entry {
 	uint64_t ino;
-	int64_t next; /* position behind it, for dorder_seek() */
+	int64_t next; /* position after it, for dorder_seek() */
 	unsigned char type; /* DT_REG and so on, DT_UNKNOWN */
 	const char *name;
 };
 
 /*
- * Where entries come from and memory is had; dorder_open() has its own.
+ * Sources of entries and memory; dorder_open() has its own.
  * getdents: as getdents64(2): bytes of records, 0 at the end, -1 and errno.
- * seek: to a position that a record's d_off gave; 0 or -1 and errno.
+ * seek: to a position from a record's d_off; 0, or -1 and errno.
  */
 struct dorder_ops {
 	ssize_t (*getdents)(void *ctx, void *buf, size_t size);
@@ -45,7 +45,7 @@ struct dorder_ops {
 
 struct dorder;
 
-/* Says whether DISKORDER=off (no, 0) is not in the environment. */
+/* Returns 0 if DISKORDER=off (or no, 0) is in the environment, else 1. */
 int dorder_allowed(void);
 
 /*
@@ -76,20 +76,20 @@ void dorder_close(struct dorder *dir);
 int dorder_next(struct dorder *dir, struct dorder_entry *entry);
 
 /*
- * dorder_tell() is where dorder_next() will go on.  dorder_seek() goes to such
- * a place, also over names made or removed since; 0 or -1 and errno.  A name
- * may then come twice if the directory changed, none is left out.
+ * dorder_tell() returns the position of the next entry.  dorder_seek() goes to
+ * such a position; 0, or -1 and errno.  If the directory has changed since,
+ * names may be returned twice, but none is missed.
  */
 int64_t dorder_tell(const struct dorder *dir);
 int dorder_seek(struct dorder *dir, int64_t position);
 
-/* Returns to the start and drops the names read.  0, or -1 and errno. */
+/* Returns to the start and drops buffered names.  0, or -1 and errno. */
 int dorder_rewind(struct dorder *dir);
 
-/* How many windows were sorted since the start: 0 where the order was good. */
+/* Returns the windows sorted since the start: 0 if names came in order. */
 size_t dorder_windows(const struct dorder *dir);
 
-/* For sorting in place, in no further memory; equal keys go by tie. */
+/* For sorting in place without more memory; equal keys are ordered by tie. */
 struct dorder_key {
 	uint64_t key;
 	uint32_t tie;
@@ -98,15 +98,15 @@ struct dorder_key {
 void dorder_sort(struct dorder_key *keys, size_t count);
 
 /*
- * The byte address of the first extent of an open file on its disk, 0 if it
- * has none, holds its data in the inode, or the file system does not tell.
- * Does not write delayed data out.  Leaves errno alone.
+ * Returns the byte address on disk of an open file's first extent.  Returns 0
+ * if it has no extent, if the inode holds the data, or if the file system does
+ * not say.  Does not flush delayed allocation.  Leaves errno alone.
  */
 uint64_t dorder_first_extent(int fd);
 
 /*
- * Start reading a file that will be read soon: at most limit bytes of it.
- * Returns the bytes asked for.  Leaves errno alone.
+ * Starts readahead of a file that will be read soon, of at most limit bytes.
+ * Returns the bytes requested.  Leaves errno alone.
  */
 size_t dorder_will_read(int fd, off_t size, size_t limit);
 
@@ -118,7 +118,7 @@ size_t dorder_will_read(int fd, off_t size, size_t limit);
  */
 void dorder_will_not_read(void *ctx, int fd);
 
-/* Read ahead of the file at hand: so many files, bytes, bytes of one file. */
+/* Most readahead beyond the current file: files, bytes, bytes of one file. */
 #define DORDER_AHEAD_FILES 256
 #define DORDER_AHEAD_BYTES (8U << 20)
 #define DORDER_AHEAD_FILE (1U << 20)
@@ -143,7 +143,7 @@ struct dorder_watch {
 	uint32_t row, pass, step;
 };
 
-/* One more file: whether to look at it (1), or use it as it comes (0). */
+/* Returns whether the next file should be checked (1) or used at once (0). */
 int dorder_watch_look(struct dorder_watch *watch);
 
 /* Returns whether count files can all go unchecked, and counts them if so. */
@@ -153,29 +153,29 @@ int dorder_watch_pass(struct dorder_watch *watch, uint32_t count);
 void dorder_watch_saw(struct dorder_watch *watch, int cached);
 
 /*
- * Memory from the kernel, zeroed; NULL and ENOMEM without.  Not malloc(): what
- * is kept for as long as a directory is copied would be where a program finds
- * its next buffer, and one that is mapped and unmapped for every file (as cp's
- * then is) costs as much as copying a small file.
+ * Returns zeroed memory from the kernel, or NULL and ENOMEM.  Not malloc():
+ * long-lived blocks would take the place in the heap of a program's buffers, so
+ * that glibc maps and unmaps cp's buffer for each file, which costs as much as
+ * copying a small file.
  */
 void *dorder_pages(size_t size);
 void dorder_pages_free(void *memory, size_t size);
 
 /*
- * Read the names of the directory open at fd, if it is a large one, so that its
- * blocks are in memory when they are looked up in another order.  With a tree
- * they are read ahead in one sweep.  One that half the memory there is does not
- * hold is left alone.  Leaves fd's position and errno alone, and the directory's
- * time of access where fd's user owns it or is root.  Others could not set it
- * back either: for them it is as after any read, which relatime may pass over.
+ * Reads the names of the directory open at fd, if it is large, so that its
+ * blocks are in memory when names are looked up in another order.  A directory
+ * with a tree is read ahead in one sweep.  One larger than half of the room is
+ * left alone.  Leaves fd's position and errno alone.  Leaves the time of access
+ * alone if fd's user owns the directory or is root.  For others it changes as
+ * by any read (unless relatime prevents that): they could not restore it.
  */
 void dorder_read_names(int fd);
 
 /*
  * Returns how many bytes of memory this process can use without evicting the
  * data of others: MemAvailable, or the rest of its control group's limit if that
- * is less.  Of the group's use, file pages count as free.  Returns SIZE_MAX if
- * neither is known.  Leaves errno alone.  root is put before all paths ("").
+ * is less.  The group's file pages count as free.  Returns SIZE_MAX if neither
+ * is known.  Leaves errno alone.  root is the prefix of all paths ("").
  */
 size_t dorder_room(void);
 size_t dorder_room_at(const char *root);
@@ -189,9 +189,9 @@ size_t dorder_handles(void);
 size_t dorder_handles_at(const char *root);
 
 /*
- * A window: files that will be read, put into the order of their data on the
- * disk and read ahead in that order.  Only the caller knows the files; items are
- * numbered from 0 in the order they were added.
+ * A window holds files that will be read, sorts them by the place of their data
+ * on the disk and reads ahead in that order.  It knows files only as items,
+ * numbered from 0 in the order in which they were added.
  *
  * open: open an item for reading, as cheaply as possible, or return -1 to
  * leave it out of reading ahead; the window closes it.
@@ -230,10 +230,10 @@ struct dorder_window_ops {
 };
 
 /*
- * So many inodes are held at a time, at most and at least: few enough for a
+ * The most and the fewest inodes to hold at a time: few enough to fit into a
  * third of the room (DORDER_HOLD_BYTES each in ext4, with dentry and open
- * file), many enough that reading them goes over the disk a few times only.  A
- * window of no more than the least does without.
+ * file), many enough that reading them takes only a few sweeps over the disk.
+ * A window of at most DORDER_HOLD_LEAST files holds none.
  */
 #define DORDER_HOLD_FILES 65536
 #define DORDER_HOLD_LEAST 4096
@@ -241,14 +241,14 @@ struct dorder_window_ops {
 
 struct dorder_window;
 
-/* Bytes of memory that a window needs for a file. */
+/* Bytes of memory that a window needs per file. */
 #define DORDER_WINDOW_FILE 20
 
 /*
- * A window of at most max files (more than 0).  Its memory is asked for at
- * once, DORDER_WINDOW_FILE bytes for each; that of dorder_pages() is taken
- * when a file is added.  ops and watch (NULL: all files are taken, in memory or not)
- * are kept, not copied.  NULL and ENOMEM without memory.
+ * Makes a window of at most max files (more than 0).  Allocates all of its
+ * memory, DORDER_WINDOW_FILE bytes per file; pages of dorder_pages() are used
+ * only as files are added.  Keeps ops and watch, does not copy them.  watch
+ * NULL: take files that are in memory, too.  Returns NULL and ENOMEM on error.
  */
 struct dorder_window *dorder_window_new(const struct dorder_window_ops *ops,
 					void *ctx, uint32_t max,
@@ -256,26 +256,26 @@ struct dorder_window *dorder_window_new(const struct dorder_window_ops *ops,
 void dorder_window_free(struct dorder_window *window);
 
 /*
- * Add the file open at fd, which stays the caller's, of size bytes.  Returns
- * its number, or -1 if there is no sense in waiting for its turn: its data is
- * in memory or has no place on the disk, the file system does not tell, the
+ * Adds the file of size bytes open at fd, which the caller keeps.  Returns its
+ * number, or -1 if the caller should use the file at once: its data is in
+ * memory or has no place on the disk, the file system does not say, or the
  * window is full or being handed out.  Leaves errno alone.
  */
 int64_t dorder_window_add(struct dorder_window *window, int fd, off_t size);
 
 /*
- * To be called before the files of another device are looked at, and as often
- * as the caller likes.  Returns 0 if there is no sense in opening and adding
- * them: none of the first DORDER_GIVE_UP had a place on the disk (NFS, FUSE, ZFS,
- * tmpfs).  Files in memory do not count.
+ * Call this before adding files of another device, or more often.  Returns 0
+ * if opening and adding files of this device is useless, because none of its
+ * first DORDER_GIVE_UP had a place on the disk (NFS, FUSE, ZFS, tmpfs).  Files
+ * in memory do not count.
  */
 #define DORDER_GIVE_UP 64
 int dorder_window_device(struct dorder_window *window, dev_t device);
 
 /*
- * To be called before a file is looked up in the directory open at fd, to be
- * added: reads the directory's names again where they have left memory since,
- * which the look-ups' waits tell.  Leaves fd's position and errno alone.
+ * Call this before looking up a file to add in the directory open at fd.  Reads
+ * the directory's names again if they have been evicted, which it infers from
+ * the waits of earlier look-ups.  Leaves fd's position and errno alone.
  */
 void dorder_window_look(struct dorder_window *window, int fd);
 
@@ -290,18 +290,18 @@ void dorder_window_look(struct dorder_window *window, int fd);
 int dorder_window_enough(const struct dorder_window *window);
 
 /*
- * Take over fd, of the file that was added last and is item number item, and
- * keep it open: its name and its inode will be in memory when the caller opens
- * it.  Closes fd at once if item is negative and where the limit of open files
- * (see hold) does not let it.  dorder_window_used() is to be called when a file
- * has been opened, for each that was added, in that order; those of two windows
- * are kept at most.  For windows that dorder_window_read_all() empties.  Both
- * leave errno alone.
+ * Takes over fd, of the file that was added last as number item, and keeps it
+ * open, so that the file's name and inode are in memory when the caller opens
+ * it.  Closes fd at once if item is negative or the limit of open files (see
+ * hold) is reached.  Only for windows that dorder_window_read_all() empties.
+ *
+ * Call dorder_window_used() for each file that was added, in that order, once
+ * it has been opened.  At most two windows are kept.  Both leave errno alone.
  */
 void dorder_window_keep(struct dorder_window *window, int64_t item, int fd);
 void dorder_window_used(struct dorder_window *window);
 
-/* How many files are in it that have not left it. */
+/* Returns how many files are in the window. */
 uint32_t dorder_window_count(const struct dorder_window *window);
 
 /*
@@ -317,9 +317,9 @@ uint32_t dorder_window_count(const struct dorder_window *window);
 void dorder_window_part(struct dorder_window *window);
 
 /*
- * The next item in disk order: 1, or 0 when all that were to be handed out have
- * been, and left the window; their numbers are given out again.  The first call
- * sorts; each reads ahead.
+ * Sets *item to the next one in disk order and returns 1.  Returns 0 when all
+ * have been handed out and have left the window, so that their numbers can be
+ * reused.  The first call sorts; each call reads ahead.
  */
 int dorder_window_next(struct dorder_window *window, uint32_t *item);
 

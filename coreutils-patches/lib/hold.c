@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: LGPL-2.0-or-later
 /*
- * Files held open while they wait for their turn.
+ * Files held open until their turn comes.
  *
- * Memory that is needed for file data takes dentries first, and without one
- * the next open of a file reads the directory again, at random.  An open file
- * keeps its dentry and its inode.
+ * When file data needs memory, dentries are reclaimed first.  Opening a file
+ * without its dentry reads the directory again, at random.  An open file pins
+ * its dentry and its inode.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -18,23 +18,23 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-/* Waits are looked at after so many files. */
+/* Waits are checked each time after this many files. */
 #define SOME 16
-/* So often they wait for inodes that lie close together. */
+/* Waits of that many files, if their inodes lie close together. */
 #define USUAL 1
-/* Reading names that are in memory waits no more often. */
+/* The most waits of reading names that are in memory. */
 #define FEW 4
 
 /* All holds of a process share its limit of open files, so its state is here. */
 static struct {
 	pthread_mutex_t lock;
-	struct rlimit before; /* limit before the first hold, */
-	rlim_t raised; /* and has since; 0: as before */
-	rlim_t granted; /* to all that hold files */
+	struct rlimit before; /* the limit before the first hold */
+	rlim_t raised; /* what we have raised it to; 0: not raised */
+	rlim_t granted; /* files granted to all holds */
 } limits = { .lock = PTHREAD_MUTEX_INITIALIZER };
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-/* Unless the program has changed it itself. */
+/* Restores the limit, unless the program has changed it itself. */
 static void restore_limit(void)
 {
 	struct rlimit now;
@@ -56,8 +56,8 @@ static void after_fork(void)
 }
 
 /*
- * A program that a child runs may use select(), or close all descriptors up to
- * the limit.
+ * A child may run a program that uses select(), or that closes all descriptors
+ * up to the limit.
  */
 static void in_child(void)
 {
@@ -70,7 +70,7 @@ static void watch_forks(void)
 	pthread_atfork(before_fork, after_fork, in_child);
 }
 
-/* Grant a hold so many more open files; the limit is locked. */
+/* Grants a hold up to wanted more open files; limits.lock is held. */
 static rlim_t grant(rlim_t wanted)
 {
 	struct rlimit limit;
@@ -95,7 +95,7 @@ static rlim_t grant(rlim_t wanted)
 		else
 			limits.raised = more;
 	}
-	/* Use the part added to the limit, or half of the whole if that is more. */
+	/* Use what was added to the limit, or half of the limit if more. */
 	more = limit.rlim_cur - limits.before.rlim_cur;
 	if (more < limit.rlim_cur / 2)
 		more = limit.rlim_cur / 2;
@@ -103,7 +103,7 @@ static rlim_t grant(rlim_t wanted)
 	return more < wanted ? more : wanted;
 }
 
-/* So many more files may be open in this process. */
+/* Returns how many of the wanted files this process may hold open. */
 static uint32_t allow(uint32_t wanted)
 {
 	size_t handles = dorder_handles();
@@ -144,7 +144,7 @@ bool dorder_hold_start(struct dorder_hold *hold, uint32_t slots)
 	return true;
 }
 
-/* How often this thread has waited since the last call. */
+/* Returns how often this thread has waited since the last call. */
 static long waits_since(struct dorder_hold *hold)
 {
 	long before = hold->waits;
@@ -173,13 +173,13 @@ void dorder_hold_go_on(struct dorder_hold *hold)
 	hold->rest = 0;
 }
 
-/* The names have been read, with the first file or later: was that of use? */
+/* Judges whether reading the names, with the first file or later, helped. */
 static void judge(struct dorder_hold *hold, long waits, bool first)
 {
 	hold->extra = 0;
 	hold->reading = false;
 	if (waits > FEW) {
-		/* The look after the next tells whether that helped. */
+		/* The check after the next shows whether that helped. */
 		hold->coming = false;
 		hold->cost = first ? 0 : waits > SOME ? waits : SOME;
 		hold->usual = USUAL;
@@ -197,8 +197,8 @@ static void judge(struct dorder_hold *hold, long waits, bool first)
 }
 
 /*
- * As much as reading the names again has cost may be lost before the next time;
- * more, if they are lost all the same.
+ * Read the names again only after as many extra waits as reading them cost, and
+ * after more if it did not help.
  */
 static void settle(struct dorder_hold *hold, long waits)
 {

@@ -12,15 +12,15 @@
 struct dorder_hold {
 	int *files; /* -1: none held at this place; NULL: not started */
 	uint32_t slots;
-	uint32_t most, count; /* may be held, are held */
-	long waits; /* of this thread, when they were looked at last */
-	long rest; /* and when something else began; 0: it did not */
-	long usual; /* between two looks: inodes alone */
-	long extra, limit; /* of those over that, so many cause a new reading */
+	uint32_t most, count; /* files that may be held, that are held */
+	long waits; /* this thread's waits at the last check */
+	long rest; /* its waits when dorder_hold_rest() was called, or 0 */
+	long usual; /* waits between two checks for inodes alone */
+	long extra, limit; /* waits beyond these; limit of them: read again */
 	long cost; /* waits of a reading that is yet to be judged; 0: none */
-	bool coming; /* one look has passed since */
-	uint32_t pause; /* stretches to begin without one, when it was no use */
-	uint32_t pass; /* and those of them still to come */
+	bool coming; /* one check has passed since that reading */
+	uint32_t pause; /* stretches to skip a reading, as it was useless */
+	uint32_t pass; /* how many of these are left */
 	bool tight; /* memory is short: each stretch begins with a reading */
 	bool reading; /* the names are read with the file before this one */
 };
@@ -47,17 +47,17 @@ bool dorder_hold_start(struct dorder_hold *hold, uint32_t slots);
  */
 bool dorder_hold_lost(struct dorder_hold *hold, uint32_t n);
 
-/* Between the two, the thread's other waits do not count. */
+/* Waits of this thread between the two calls do not count. */
 void dorder_hold_rest(struct dorder_hold *hold);
 void dorder_hold_go_on(struct dorder_hold *hold);
 
-/* Take over fd (or -1) as number at, less than slots and free; may close it. */
+/* Takes over fd (or -1) at the free place at (below slots); may close it. */
 void dorder_hold_take(struct dorder_hold *hold, uint32_t at, int fd);
 
-/* Let number at go, if it is held. */
+/* Releases the file at place at, if one is held there. */
 void dorder_hold_release(struct dorder_hold *hold, uint32_t at);
 
-/* Let all go. */
+/* Releases all files. */
 void dorder_hold_end(struct dorder_hold *hold);
 
 #endif

@@ -6,24 +6,24 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Pages of a part of a file that are in memory, or -1 and errno. */
+/* Counts the pages of a part of a file in memory; -1 and errno on error. */
 int64_t dorder_cached_pages(int fd, uint64_t from, uint64_t size);
 
 /*
  * Returns whether reading the file leaves its time of access unchanged: tools
- * that preserve or archive times of access read them after us.  flags: those of
- * fd.  Sets O_NOATIME where the kernel allows it; the caller restores the flags.
+ * that preserve or archive times of access read them after us.  flags: fd's.
+ * Sets O_NOATIME where the kernel allows it; the caller restores the flags.
  */
 bool dorder_reads_unseen(int fd, int flags);
 
-/* A file of more bytes is read ahead alone: its requests are large as it is. */
+/* Larger files are read ahead alone: their requests are large anyway. */
 #define DORDER_RUN_FILE (128U << 10)
 
 /*
- * Read count files of DORDER_RUN_FILE bytes at most ahead, DORDER_AHEAD_FILES at
- * most, that lie one after another on a disk, in as few requests as can be.  Sets
- * O_NOATIME on the descriptors where that is allowed.  refused: files cannot be
- * mapped here; false at first, and kept by the caller.
+ * Reads ahead, in as few requests as possible, count files (at most
+ * DORDER_AHEAD_FILES) of at most DORDER_RUN_FILE bytes, contiguous on the disk.
+ * Sets O_NOATIME on the descriptors where that is allowed.  The caller
+ * keeps *refused, at first false; it is set if files cannot be mapped here.
  */
 void dorder_read_run(const int *files, const uint32_t *sizes, uint32_t count,
 		     bool *refused);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: LGPL-2.0-or-later
 /*
- * Reading a run of files ahead that lie one after another on the disk.
+ * Readahead of a run of files that are contiguous on the disk.
  *
  * POSIX_FADV_WILLNEED sends a request for each file.  madvise() holds one block
- * plug over all the mappings it walks: where files are mapped at adjacent
- * addresses, their requests merge.  Nothing is ever read through the mappings.
+ * plug over all the mappings it walks, so requests of files that are mapped at
+ * adjacent addresses merge.  Nothing is ever read through the mappings.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -18,9 +18,9 @@
 #include <unistd.h>
 
 /*
- * Map those files side by side that can be mapped.  mmap() updates the time of
- * access: where that cannot be prevented, a file is left out.  refused: none of
- * them can be mapped.  Returns the bytes mapped at base.
+ * Maps files side by side.  mmap() updates the time of access: a file for which
+ * that cannot be prevented is left out.  Sets *refused if mapping is refused.
+ * Returns the bytes mapped at base.
  */
 static size_t map_files(char *base, const int *files, const uint32_t *sizes,
 			uint32_t count, bool *mapped, bool *refused)
@@ -42,7 +42,7 @@ static size_t map_files(char *base, const int *files, const uint32_t *sizes,
 		if (mapped[n])
 			used += size;
 		else
-			/* Once: a security module logs each attempt. */
+			/* Don't retry: a security module logs each attempt. */
 			*refused = errno != ENOMEM && errno != EAGAIN;
 	}
 	return used;

@@ -138,15 +138,15 @@ void dorder_will_not_read(void *ctx, int fd)
 
 	(void)ctx;
 	(void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-	/* For the name and the inode, which our ext4 lets go of then. */
+	/* Our ext4 then evicts the name and the inode on the last close. */
 	(void)posix_fadvise(fd, 0, 0, POSIX_FADV_NOREUSE);
 	errno = saved;
 }
 
-/* Bytes that one call reads of a large file at least: read_ahead_kb. */
+/* The least that one call reads of a large file: the usual read_ahead_kb. */
 #define ONE_CALL (128U << 10)
 
-/* How far from at on a file is in memory or on its way; at: unknown. */
+/* Up to where a file, from at on, is in memory or in flight; at: unknown. */
 static size_t begun(int fd, size_t at, size_t size)
 {
 	const size_t page = sysconf(_SC_PAGESIZE);
@@ -160,8 +160,8 @@ static size_t begun(int fd, size_t at, size_t size)
 }
 
 /*
- * The kernel reads no more at a call than the larger of the device's
- * read_ahead_kb and max_sectors_kb, without a word.
+ * The kernel silently reads no more per call than the larger of the device's
+ * read_ahead_kb and max_sectors_kb.
  */
 size_t dorder_will_read(int fd, off_t size, size_t limit)
 {

@@ -2,16 +2,16 @@
 /*
  * Reading a directory in inode order.
  *
- * While entries come in ascending order they are passed on out of the buffer
- * they were read into.  The first that does not starts a window: entries are
- * copied until the memory is used up or the directory ends, are sorted, and
- * handed out; then entries are passed on again.  A file system that sorts by
- * itself therefore never pays, one that hashes pays one sort a window.
+ * While entries come in ascending order, they are passed on from the buffer
+ * they were read into.  The first out of order starts a window: entries are
+ * copied until the memory is used up or the directory ends, sorted, and handed
+ * out; then entries are passed on again.  So a file system that sorts by itself
+ * costs nothing, and one that hashes costs one sort per window.
  *
  * A position is where the entry starts in the file system's own order.  The
- * ranges of the windows are kept, so that a position tells which window to
- * read again.  The entry that starts a window stays its first one: the
- * position before it is known to callers before the window is.
+ * ranges of the windows are kept, so that a position identifies the window to
+ * read again.  The entry that starts a window stays its first one, because the
+ * caller gets the position before it before the window exists.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -32,9 +32,9 @@
 
 #define IO_SIZE 32768
 #define FIRST_WINDOW 65536
-#define MAX_RANGES 4096 /* 64 KiB; more windows than that: order is given up */
+#define MAX_RANGES 4096 /* 128 KiB; sorting ends after this many windows */
 #define ITREE_FL 0x08000000 /* of FS_IOC_GETFLAGS: see docs/format.md */
-#define SMALL 65536 /* a directory of fewer bytes is read by a few look-ups */
+#define SMALL 65536 /* a few look-ups read a directory of fewer bytes */
 
 /* A record of the kernel's getdents64; its size is a multiple of 8. */
 struct record {
@@ -48,7 +48,7 @@ struct record {
 struct range {
 	int64_t start, end;
 	uint64_t first; /* inode of the entry at start */
-	uint64_t sum; /* over all positions and inodes; 0: none will do */
+	uint64_t sum; /* over all positions and inodes; 0: matches none */
 };
 
 struct dorder {
@@ -65,7 +65,7 @@ struct dorder {
 	 */
 	int64_t settled;
 	size_t pos, len;
-	int error; /* met while a window was read */
+	int error; /* from reading a window, not yet returned */
 	/* the window: records from below, keys from above */
 	char *window;
 	size_t size, used;
@@ -77,8 +77,8 @@ struct dorder {
 };
 
 /*
- * Of a directory that was removed meanwhile the kernel says ENOENT, where a
- * directory without names ends.
+ * The kernel returns ENOENT for a directory that has been removed; treat that
+ * as the end of the directory.
  */
 static ssize_t sys_getdents(void *ctx, void *buf, size_t size)
 {
@@ -139,7 +139,7 @@ struct dorder *dorder_open(int fd, size_t memory)
 	if (dir) {
 		dir->ctx = dir;
 		dir->fd = fd;
-		/* The directory may have been read in part before. */
+		/* The caller may have read a part of the directory before. */
 		dir->start = lseek64(fd, 0, SEEK_CUR);
 		if (dir->start < 0)
 			dir->start = 0;
@@ -169,19 +169,19 @@ static struct dorder_key *keys_of(const struct dorder *dir)
 	return (struct dorder_key *)(dir->window + dir->size) - dir->count;
 }
 
-/* The record that key n of a window stands for. */
+/* The record of key n of a window. */
 static struct record *record_of(const struct dorder *dir, uint32_t n)
 {
 	return (struct record *)(dir->window + keys_of(dir)[n].value);
 }
 
-/* Where record n of the window starts; kept in front of its copy. */
+/* The position of record n of the window, which precedes its copy. */
 static int64_t start_of(const struct dorder *dir, uint32_t n)
 {
 	return *(int64_t *)((char *)record_of(dir, n) - sizeof(int64_t));
 }
 
-/* Make more is readable at io + pos: 1, 0 at the end, -1 and errno. */
+/* Makes a record readable at io + pos: 1, 0 at the end, -1 and errno. */
 static int fill(struct dorder *dir)
 {
 	const struct record *rec;
@@ -198,7 +198,7 @@ static int fill(struct dorder *dir)
 	if (dir->len - dir->pos < sizeof(*rec) ||
 	    rec->reclen <= offsetof(struct record, name) || rec->reclen % 8 ||
 	    rec->reclen > dir->len - dir->pos) {
-		/* Not what getdents64 gives: nothing after it can be trusted */
+		/* Not a valid record, so nothing after it can be trusted */
 		dir->pos = dir->len;
 		errno = EIO;
 		return -1;
@@ -218,8 +218,8 @@ static struct record *take(struct dorder *dir)
 }
 
 /*
- * Room for need bytes between records and keys.  The new memory is counted
- * together with the old, which lives until all is copied.
+ * Makes room for need bytes between records and keys.  The limit covers the new
+ * memory and the old, which is kept until everything is copied.
  */
 static bool room(struct dorder *dir, size_t need)
 {
@@ -229,10 +229,10 @@ static bool room(struct dorder *dir, size_t need)
 	if (dir->window && dir->size - dir->used - keys >= need)
 		return true;
 	size = dir->size ? dir->size * 4 : FIRST_WINDOW;
-	/* The last step is to all that is left, so take it early. */
+	/* The last step takes all memory that is left, so take it early. */
 	if (dir->size && size * 7 / 2 > dir->memory)
 		size = (dir->memory - dir->size) & ~(size_t)15;
-	/* Not for a few names more: copying costs, too. */
+	/* A few more names are not worth the copying. */
 	if (size < dir->size * 3 / 2 || size < dir->used + keys + need ||
 	    size > UINT32_MAX)
 		return false;
@@ -250,7 +250,7 @@ static bool room(struct dorder *dir, size_t need)
 	return true;
 }
 
-/* Copy the record at hand into the window. */
+/* Copies the current record into the window. */
 static bool keep(struct dorder *dir)
 {
 	const struct record *rec = (const struct record *)(dir->io + dir->pos);
@@ -262,7 +262,7 @@ static bool keep(struct dorder *dir)
 	memcpy(dir->window + dir->used, &dir->start, sizeof(int64_t));
 	memcpy(dir->window + dir->used + sizeof(int64_t), rec, rec->reclen);
 	dir->count++;
-	/* Newest lowest, so that no key has to move. */
+	/* The newest key is the lowest, so that no key has to move. */
 	key = keys_of(dir);
 	key->key = rec->ino;
 	key->tie = key->value = dir->used + sizeof(int64_t);
@@ -284,8 +284,8 @@ static uint64_t mix(uint64_t a, uint64_t b)
 }
 
 /*
- * Gather a window from here and sort it: up to where it ended before if it is
- * known, else while there is memory.  False if not one entry could be kept.
+ * Reads a window from here and sorts it: to the end of a known window, else
+ * until memory is used up.  Returns false if not even one entry fits.
  */
 static bool gather(struct dorder *dir, struct range *known)
 {
@@ -295,7 +295,7 @@ static bool gather(struct dorder *dir, struct range *known)
 	int got;
 
 	empty(dir);
-	/* Of a known one it may be the rest: then a seek reads all of it. */
+	/* This may be the rest of a known one; a seek then reads all of it. */
 	dir->now.start = dir->start;
 	do {
 		got = fill(dir);
@@ -307,7 +307,7 @@ static bool gather(struct dorder *dir, struct range *known)
 	if (!dir->count)
 		return false;
 	keys = keys_of(dir);
-	/* The first to come is the last of the keys: put it in front. */
+	/* The first entry has the last key: move it to the front. */
 	n = dir->count - 1;
 	first = keys[n];
 	memmove(keys + 1, keys, n * sizeof(*keys));
@@ -324,7 +324,7 @@ static bool gather(struct dorder *dir, struct range *known)
 	if (known && dir->now.sum != known->sum)
 		known->sum = 0;
 	n = dir->count - 1;
-	/* Unless that first one is gone; its successor was sorted then. */
+	/* The first entry stays in front, unless it is gone: then sort all. */
 	if (known && known->first != first.key)
 		dorder_sort(keys, n + 1);
 	else
@@ -332,7 +332,7 @@ static bool gather(struct dorder *dir, struct range *known)
 	return true;
 }
 
-/* Remember the window's range; without that no position can be found again. */
+/* Records the window's range, without which no position can be found again. */
 static bool note_range(struct dorder *dir)
 {
 	struct range *more;
@@ -353,7 +353,7 @@ static bool note_range(struct dorder *dir)
 		dir->ranges = more;
 		dir->maxranges = max;
 	}
-	/* The end is put in when the window has been read. */
+	/* The end is set when the window has been read. */
 	dir->ranges[dir->nranges].start = dir->start;
 	dir->ranges[dir->nranges++].end = dir->start;
 	return true;
@@ -384,7 +384,7 @@ static void give(const struct record *rec, int64_t next,
 	entry->name = rec->name;
 }
 
-/* Start a window with the record at hand if it is one's first. */
+/* Starts a window with the current record if one has to begin there. */
 static bool start_window(struct dorder *dir)
 {
 	const struct record *rec = (const struct record *)(dir->io + dir->pos);
@@ -393,8 +393,8 @@ static bool start_window(struct dorder *dir)
 
 	if (dir->start < dir->settled) {
 		/*
-		 * Read again after a seek: with the bounds it had, and sorted
-		 * even if order was given up behind it, as its positions are.
+		 * Read again after a seek: with the same bounds, and sorted
+		 * even if sorting has ended since, as its positions were.
 		 */
 		known = range_of(dir, dir->start);
 		return known && gather(dir, known);
@@ -456,9 +456,9 @@ int dorder_next(struct dorder *dir, struct dorder_entry *entry)
 }
 
 /*
- * Does the file system start reading all of this directory when its first names
- * are read?  ext4 does of one with an itree, if it takes, tree included, no
- * more than an eighth of the memory.
+ * Does the file system read all of this directory ahead when its first names
+ * are read?  ext4 does so if it has an itree and takes, tree included, at most
+ * an eighth of the memory.
  */
 static bool ahead_by_itself(int fd, const struct stat *st)
 {
@@ -522,13 +522,13 @@ int dorder_seek(struct dorder *dir, int64_t position)
 		dir->error = 0;
 		if (!range)
 			return 0;
-		/* Without memory by now: the window's names in plain order. */
+		/* No memory any longer: names come in the directory's order. */
 		if (!gather(dir, range))
 			return 0;
 	}
 	/*
-	 * If the names of a window have changed, those behind the position may
-	 * have been before it: start the window again.
+	 * If the names of a window have changed, some that now come before the
+	 * position may not have been returned: restart the window.
 	 */
 	dir->index = 0;
 	if (dir->now.sum != range->sum)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: LGPL-2.0-or-later
-/* How much memory there is to keep things in, that memory, and how many files may be open. */
+/* Available memory, allocating pages, and how many files may be open. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -14,10 +14,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Long enough for the lines that matter; the rest of a file is left unread. */
+/* Long enough for the lines that matter; the rest of a file is not read. */
 #define TEXT 4096
 
-/* Read the start of a file as text, less than TEXT - 1 bytes; 0 or -1. */
+/* Reads the start of a file as text, less than TEXT - 1 bytes; 0 or -1. */
 static int read_text(const char *path, char *text)
 {
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -37,15 +37,15 @@ static void lower(size_t *room, unsigned long long bytes)
 		*room = bytes;
 }
 
-/* How a kind of control group names things. */
+/* The file names of a limit in control groups, version 2 or 1. */
 struct kind {
-	const char *line, *top; /* in /proc/self/cgroup, where mounted */
+	const char *line, *top; /* in /proc/self/cgroup; mount point */
 	const char *limit, *used;
-	const char *kernel; /* of which inodes and names are most, or NULL */
-	const char *const *stat; /* in memory.stat: can be reclaimed */
+	const char *kernel; /* its usage is mostly inodes and names; or NULL */
+	const char *const *stat; /* reclaimable memory in memory.stat */
 };
 
-/* The number in a file of a control group; false: none, or "max". */
+/* Reads a number from a file of a control group; false: none, or "max". */
 static bool number(const char *folder, const char *name,
 		   unsigned long long *value)
 {
@@ -83,7 +83,7 @@ static unsigned long long kept(const char *folder, const struct kind *kind)
 	return used;
 }
 
-/* The rest of the limits of a control group and of its ancestors. */
+/* Lowers *room to what a control group and its ancestors still allow. */
 static void group(size_t *room, const char *top, char *path,
 		  const struct kind *kind)
 {
@@ -103,13 +103,13 @@ static void group(size_t *room, const char *top, char *path,
 	}
 }
 
-/* The limit of control groups for this process; one name for each kind. */
+/* Lowers *room to what the control groups of this process still allow. */
 static void groups(size_t *room, const char *root)
 {
 	static const char *const stat[] = { "\ninactive_file ",
 					    "\nactive_file ",
 					    "\nslab_reclaimable ", NULL };
-	/* Without "total_" they are of the group alone. */
+	/* Without "total_", the values exclude the group's descendants. */
 	static const char *const old_stat[] = { "\ntotal_inactive_file ",
 						"\ntotal_active_file ", NULL };
 	static const struct kind kinds[] = {

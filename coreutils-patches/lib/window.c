@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.0-or-later
 /*
- * Files in the order of their data: collected, sorted by first extents, read
- * ahead along that order.
+ * Files in the order of their data: collects files, sorts them by their first
+ * extents and reads ahead in that order.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -16,7 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* So many devices without places are remembered. */
+/* Devices for which we remember whether files have places. */
 #define DEVICES 8
 /* In keys, above all addresses: the device's number in devices. */
 #define DEVICE_SHIFT 60
@@ -28,41 +28,41 @@ struct dorder_window {
 	void *ctx;
 	struct dorder_watch *watch;
 	uint32_t max, count;
-	uint32_t top; /* items below have been given out since it was empty, */
-	uint32_t free; /* and of those this one (less 1) is free again */
-	uint32_t order; /* of the next file, in which they were added */
-	uint32_t until; /* so many are handed out; the others stay */
+	uint32_t top; /* item numbers below have been used since it was empty */
+	uint32_t free; /* the first free one of these, plus 1; 0: none */
+	uint32_t order; /* of adding, for the next file */
+	uint32_t until; /* how many to hand out; the others stay */
 	uint64_t front; /* where the last part ended, on the disk */
 	uint64_t last; /* the place of the file added last */
-	uint32_t most; /* count that memory is good for, once that matters */
-	uint32_t stretch; /* so many are brought in at a time */
+	uint32_t most; /* files for whose metadata there is room, or 0 */
+	uint32_t stretch; /* how many inodes are read at a time */
 	bool tight; /* the metadata of many files does not fit into memory */
 	bool sorted;
 	bool refused; /* files cannot be mapped to read them ahead */
-	uint32_t next; /* to be handed out, */
-	uint32_t ahead; /* to be read ahead, */
-	uint32_t looked; /* and to be brought in: places in keys */
-	size_t ahead_bytes; /* asked for from next to ahead */
-	uint32_t falls; /* files whose data is in front of the one before's */
+	uint32_t next; /* place in keys: next to be handed out, */
+	uint32_t ahead; /* next to be read ahead, */
+	uint32_t looked; /* next inode to be read */
+	size_t ahead_bytes; /* requested from next to ahead */
+	uint32_t falls; /* files whose data is before the previous file's */
 	/* bytes requested of files read ahead, by place in keys */
 	uint32_t asked[DORDER_AHEAD_FILES];
-	uint32_t *sizes; /* by item, at most DORDER_AHEAD_FILE; KEEP.  Of a free
-			    one: the next free one */
+	uint32_t *sizes; /* by item: at most DORDER_AHEAD_FILE, and KEEP; of a
+			    free item: the next free one */
 	struct dorder_key *keys;
 	struct dorder_key *round; /* a stretch: item and place in keys */
-	struct dorder_hold looks; /* names that are looked up to be added, */
-	uint32_t nr_looks; /* and how many so far */
+	struct dorder_hold looks; /* counts waits of looking files up to add */
+	uint32_t nr_looks; /* how many look-ups so far */
 	struct dorder_hold hold; /* by place in keys, modulo stretch */
-	uint32_t first; /* where item 0 is in hold, of files that are kept, */
-	uint32_t used; /* and the one that will be used next */
+	uint32_t first; /* for kept files: the place of item 0 in hold, */
+	uint32_t used; /* and the place that will be used next */
 	struct {
 		dev_t number;
 		uint32_t placeless; /* files so far; PLACED: one has a place */
 	} devices[DEVICES];
-	uint32_t nr_devices, device; /* all so far; that of the next file */
+	uint32_t nr_devices, device; /* seen so far; of the next file */
 };
 
-/* File systems give files whole blocks, of at least so many bytes. */
+/* File systems allocate whole blocks, of at least this many bytes. */
 #define BLOCK 4096
 
 /* In sizes: the file's data is not dropped. */
@@ -167,7 +167,7 @@ static size_t room(struct dorder_window *window)
 	size_t bytes = window->ops->room ? window->ops->room(window->ctx)
 					 : dorder_room();
 
-	/* So that half of it in files is a number that fits. */
+	/* Half of it, in files, must fit in 32 bits. */
 	return bytes < UINT32_MAX ? bytes : UINT32_MAX;
 }
 
@@ -180,7 +180,7 @@ static size_t holdable(struct dorder_window *window)
 	return room(window) / (window->ops->drop ? 3 : 4) / DORDER_HOLD_BYTES;
 }
 
-/* How many files are read ahead: where memory is short, less of it is lost. */
+/* How many files to read ahead: fewer if memory is short, to lose less. */
 static uint32_t ahead_files(const struct dorder_window *window)
 {
 	return window->tight && !window->ops->drop ? DORDER_AHEAD_FILES / 4
@@ -227,7 +227,7 @@ int64_t dorder_window_add(struct dorder_window *window, int fd, off_t size)
 		return -1;
 	}
 	*placeless = PLACED;
-	/* Addresses of different devices have nothing to do with each other. */
+	/* Addresses on different devices are unrelated: sort by device. */
 	place += (uint64_t)window->device << DEVICE_SHIFT;
 	if (window->free) {
 		item = window->free - 1;
@@ -235,7 +235,7 @@ int64_t dorder_window_add(struct dorder_window *window, int fd, off_t size)
 	} else {
 		item = window->top++;
 	}
-	/* Kept for a file of an earlier window, if it still is. */
+	/* Release what may still be kept for a file of an earlier window. */
 	dorder_hold_release(&window->hold, slot_of(window, item));
 	window->falls += window->count && place < window->last;
 	window->last = place;
@@ -245,8 +245,8 @@ int64_t dorder_window_add(struct dorder_window *window, int fd, off_t size)
 	if ((window->count + 1) % DORDER_HOLD_LEAST == 0)
 		window->tight = holdable(window) < DORDER_HOLD_FILES;
 	/*
-	 * It will be looked up once more, after so many others that it would
-	 * have been pushed out, and others with it.
+	 * It will be looked up again only after so many others that it would be
+	 * evicted by then, and would make others be evicted.
 	 */
 	if (window->tight && !found && window->ops->forget)
 		window->ops->forget(window->ctx, fd);
@@ -327,7 +327,7 @@ uint32_t dorder_window_count(const struct dorder_window *window)
 	return window->count;
 }
 
-/* Open the file at a place in the order; or the descriptor that is kept. */
+/* Opens the file at a place in the order, or returns its kept descriptor. */
 static int open_place(struct dorder_window *window, uint32_t place, bool *keep)
 {
 	uint32_t item = window->keys[place].value;
@@ -337,13 +337,13 @@ static int open_place(struct dorder_window *window, uint32_t place, bool *keep)
 	return *keep ? fd : window->ops->open(window->ctx, item);
 }
 
-/* The most bytes to read ahead of the file at a place in the order. */
+/* How many bytes to read ahead of the file at a place in the order. */
 static uint32_t size_at(const struct dorder_window *window, uint32_t place)
 {
 	return window->sizes[window->keys[place].value] & ~KEEP;
 }
 
-/* Start reading the file at a place in the order; the bytes asked for. */
+/* Starts readahead of the file at a place in the order; bytes requested. */
 static size_t read_ahead(struct dorder_window *window, uint32_t place)
 {
 	uint32_t size = size_at(window, place);
@@ -362,8 +362,8 @@ static size_t read_ahead(struct dorder_window *window, uint32_t place)
 }
 
 /*
- * How many files from a place in the order on, of at most count, lie one after
- * another on the disk.  Those in smaller blocks do so in any case.
+ * How many of the next count files from a place in the order are contiguous on
+ * the disk.  Files in blocks smaller than BLOCK may be closer, and count, too.
  */
 static uint32_t run_length(const struct dorder_window *window, uint32_t place,
 			   uint32_t count)
@@ -384,7 +384,7 @@ static uint32_t run_length(const struct dorder_window *window, uint32_t place,
 	return n ? n : 1;
 }
 
-/* Start reading files that lie one after another; asked: bytes of each. */
+/* Starts readahead of contiguous files; asked: bytes requested of each. */
 static void read_run(struct dorder_window *window, uint32_t place,
 		     uint32_t count, uint32_t *asked)
 {
@@ -414,8 +414,8 @@ static void read_run(struct dorder_window *window, uint32_t place,
 }
 
 /*
- * Start reading count files from a place in the order on, those that lie one
- * after another together.  Returns the bytes asked for; asked: of each.
+ * Starts readahead of count files from a place in the order, contiguous ones
+ * together.  Returns the bytes requested; asked: of each.
  */
 static size_t read_files(struct dorder_window *window, uint32_t place,
 			 uint32_t count, uint32_t *asked)
@@ -432,7 +432,7 @@ static size_t read_files(struct dorder_window *window, uint32_t place,
 	return bytes;
 }
 
-/* How many inodes to bring in at a time. */
+/* How many inodes to read and hold at a time. */
 static uint32_t stretch(struct dorder_window *window)
 {
 	size_t files = holdable(window);
@@ -445,7 +445,7 @@ static uint32_t stretch(struct dorder_window *window)
 	return files < window->until ? files : window->until;
 }
 
-/* Make ready to hold files, if there are enough; without memory none is. */
+/* Prepares to hold files, if there are enough; without memory holds none. */
 static void start_holding(struct dorder_window *window)
 {
 	if (!window->ops->hold || window->hold.files ||
@@ -465,8 +465,8 @@ static void start_holding(struct dorder_window *window)
 }
 
 /*
- * From where the last part ended to the end of the disk, and then from its
- * beginning.
+ * Sorts the files: those from where the last part ended to the end of the disk,
+ * then those from its beginning.
  */
 static void sort(struct dorder_window *window)
 {
@@ -527,9 +527,9 @@ static void look(struct dorder_window *window)
 }
 
 /*
- * The file handed out last was used: give the memory of its data back, which
- * was not there before.  It would push out directory blocks and inode tables,
- * which are needed again.
+ * The file handed out last has been used: evict its data, which was not in
+ * memory before.  Otherwise directory blocks and inode tables, which are needed
+ * again, would be evicted.
  */
 static void drop(struct dorder_window *window)
 {
@@ -548,7 +548,7 @@ static void drop(struct dorder_window *window)
 	}
 }
 
-/* The file handed out last is not needed any longer. */
+/* Releases the file handed out last. */
 static void done(struct dorder_window *window)
 {
 	int saved = errno;
@@ -563,8 +563,8 @@ static void done(struct dorder_window *window)
 }
 
 /*
- * Reads more ahead once half of it has been used: file by file, there would be
- * no neighbours to share a request with.
+ * Reads more ahead only once half of it has been used: file by file, there
+ * would be no neighbours whose requests merge.
  */
 static void refill(struct dorder_window *window)
 {
@@ -602,7 +602,7 @@ int dorder_window_next(struct dorder_window *window, uint32_t *item)
 		leave(window);
 		return 0;
 	}
-	/* It takes so much memory that data which was read ahead would go. */
+	/* Before refill(): this takes memory, and would evict its data. */
 	if (window->round && window->next == window->looked)
 		look(window);
 	refill(window);

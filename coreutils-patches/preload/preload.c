@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: LGPL-2.0-or-later
 /*
- * readdir() in inode order for programs that know nothing of it.
+ * readdir() in inode order for unmodified programs.
  *
- * The C library's own DIR stays what callers hold.  Beside it we keep, in a
- * table by its address, a reader of the same descriptor; the C library's
- * buffer is never used while there is one, so that both cannot disagree about
- * the position.  Where order does not pay, or when anything fails, there is no
- * reader and the C library does all.
+ * Callers hold the C library's own DIR.  A table maps its address to our reader
+ * of the same descriptor.  The C library's buffer is never used while there is
+ * a reader, so the two cannot disagree about the position.  Where order does
+ * not pay, or if anything fails, there is no reader and the C library does the
+ * work.
  *
- * A lock for each stream, as in the C library; one for the table, held over
- * fork() so that the child finds it free.
+ * Each stream has a lock, as in the C library.  The table has one that is held
+ * across fork(), so that the child can take it.
  */
 #define _GNU_SOURCE
 #include "../lib/diskorder.h"
@@ -27,7 +27,7 @@
 
 #define PUBLIC __attribute__((visibility("default")))
 #define BUCKETS 256
-/* Sorting may take this much in all streams together, or what one may. */
+/* Limit of memory for sorting in all streams, or one's limit if larger. */
 #define STREAMS_MEMORY ((size_t)128 << 20)
 /* A directory of more bytes has more than 10,000 names, unless they are long. */
 #define FTS_SIZE (1 << 20)
@@ -99,7 +99,7 @@ static struct stream **slot_of(DIR *dir)
 	return slot;
 }
 
-/* The reader's stream, locked, or NULL where the C library does all. */
+/* Returns our stream, locked, or NULL where the C library does the work. */
 static struct stream *take(DIR *dir)
 {
 	struct stream *s;
@@ -120,11 +120,11 @@ static void leave(struct stream *s)
 }
 
 /*
- * gnulib's fts, which these programs read trees with, sorts the names of
- * directories with more than 10,000 itself, 100,000 at a time as they come from
- * the file system: in hash order, so that each time only a part of the
- * directory's blocks has to stay in memory.  Sorted here once more, names come
- * from all of them.
+ * These programs walk trees with gnulib's fts, which sorts directories of over
+ * 10,000 names itself, 100,000 at a time as they come from the file system:
+ * in hash order, so that only a part of the directory's blocks has to stay in
+ * memory each time.  If we sorted them first, each batch would need blocks from
+ * all over the directory.
  */
 static bool sorts_itself(int fd)
 {
@@ -141,7 +141,7 @@ static bool sorts_itself(int fd)
 	return false;
 }
 
-/* Put a reader beside a stream that was just opened.  Keeps errno. */
+/* Adds a reader to a stream that was just opened.  Leaves errno alone. */
 static DIR *adopt(DIR *dir)
 {
 	size_t memory, budget;
@@ -156,7 +156,7 @@ static DIR *adopt(DIR *dir)
 	memory = dorder_memory();
 	budget = memory > STREAMS_MEMORY ? memory : STREAMS_MEMORY;
 	pthread_mutex_lock(&table_lock);
-	/* The program may have set another DISKORDER_MEMORY since. */
+	/* The program may have lowered DISKORDER_MEMORY since. */
 	budget -= budget > memory_used ? memory_used : budget;
 	if (memory > budget)
 		memory = budget;

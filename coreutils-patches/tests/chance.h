@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.0-or-later */
-/* Chance that a seed decides, for the unit tests. */
+/* Reproducible random numbers for the unit tests. */
 #ifndef DISKORDER_TESTS_CHANCE_H
 #define DISKORDER_TESTS_CHANCE_H
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.0-or-later
 /*
- * Whether a file is in memory, against files in DIRECTORY.
+ * Tests whether a file is in memory, with files in DIRECTORY.
  * Prints TAP.  usage: test_cached [SEED [DIRECTORY]]; the seed is not used.
  */
 #include "../lib/diskorder.h"
@@ -21,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A file just written is in memory; put out of it, it is not. */
+/* A file is in memory after it was written, and not after it was dropped. */
 static void test_cached(const char *where)
 {
 	char name[4096], data[70000] = "x";
@@ -40,7 +40,7 @@ static void test_cached(const char *where)
 		printf("# SKIP: the file system at %s keeps all in memory\n",
 		       where);
 	else
-		ok(errno == 7, "dropped: not in memory, errno stays");
+		ok(errno == 7, "dropped: not in memory, errno unchanged");
 	ok(pread(fd, data, 1, 0) == 1 && pread(fd, data, 1, 65536) == 1 &&
 		   pread(fd, data, sizeof(data), 0) == sizeof(data) &&
 		   dorder_cached(fd, sizeof(data)) == 1,
@@ -51,17 +51,17 @@ static void test_cached(const char *where)
 		printf("# SKIP: the file system at %s keeps all in memory\n",
 		       where);
 	else
-		ok(errno == 7, "not wanted any longer: not in memory");
+		ok(errno == 7, "not needed any longer: not in memory");
 	ok(pread(fd, data, 1, 0) == 1 &&
 		   posix_fadvise(fd, 4096, 0, POSIX_FADV_DONTNEED) == 0 &&
 		   dorder_cached(fd, sizeof(data)) != 0,
-	   "a part: not out of it");
+	   "partly in memory");
 	close(fd);
 	unlink(name);
 	ok(dorder_cached(fd, 1) == -1, "closed");
 }
 
-/* All that is asked for is read, and no more is reported than was. */
+/* All that is requested is read, and exactly that is reported. */
 static void test_will_read(const char *where)
 {
 	char name[4096], *data = calloc(1, DORDER_AHEAD_FILE);
@@ -94,7 +94,7 @@ static void test_will_read(const char *where)
 	unlink(name);
 }
 
-/* A system call filter: cachestat(2) is not known. */
+/* Installs a system call filter that hides cachestat(2). */
 static int hide_cachestat(void)
 {
 	struct sock_filter code[] = {
@@ -110,17 +110,17 @@ static int hide_cachestat(void)
 	       prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter);
 }
 
-/* Who asks about a file: root or nobody; of a kernel with cachestat or not. */
+/* Who checks a file: root or nobody, on a kernel with or without cachestat. */
 enum who { NOBODY = 1, FILTERED = 2, OLD = 4 };
 
-/* The answer, 0 to 3 (3: unknown); -1: cannot try.  4: the flags changed. */
+/* The answer, 0 to 3 (3: unknown).  4: the flags changed.  -1: not tested. */
 static int answer(const char *name, off_t size, int who)
 {
 	pid_t child = fork();
 	int status, fd, flags, found;
 
 	if (!child) {
-		/* No test is run in here. */
+		/* The child must not print results of tests. */
 		fd = open(name, O_RDONLY);
 		if (fd < 0 || (who & NOBODY && setuid(65534)) ||
 		    (who & OLD && personality(UNAME26) < 0) ||
@@ -136,9 +136,9 @@ static int answer(const char *name, off_t size, int who)
 }
 
 /*
- * The kernel says nothing about files of others (6.14), or of no file (before
- * 6.5, and under a system call filter).  Times of access, flags and what is in
- * memory stay as they are.
+ * cachestat(2) refuses files of others (6.14), or does not exist (before 6.5,
+ * or under a system call filter).  Times of access, flags and what is in memory
+ * must not change.
  */
 static void test_without_cachestat(const char *where)
 {
@@ -151,12 +151,12 @@ static void test_without_cachestat(const char *where)
 	size_t n;
 
 	if (geteuid()) {
-		printf("# SKIP: only root can be somebody else\n");
+		printf("# SKIP: only root can become another user\n");
 		return;
 	}
 	snprintf(name, sizeof(name), "%s/test_cached.XXXXXX", where);
 	fd = mkstemp(name);
-	times[0].tv_sec = 500; /* before it changed: reading would show */
+	times[0].tv_sec = 500; /* before its change: reading updates it */
 	ok(fd >= 0 && fchmod(fd, 0644) == 0 &&
 		   write(fd, data, sizeof(data)) == sizeof(data) &&
 		   fsync(fd) == 0 && futimens(fd, times) == 0,
@@ -173,7 +173,7 @@ static void test_without_cachestat(const char *where)
 	times[0].tv_sec = time(NULL) + 100;
 	ok(futimens(fd, times) == 0, "read since it changed");
 	for (n = 0; n < sizeof(whos) / sizeof(*whos); n++) {
-		/* A kernel that is old by name only starts reading. */
+		/* A kernel that only claims to be old starts reading. */
 		if (whos[n] & OLD)
 			continue;
 		(void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.0-or-later
 /*
- * Runs of files read ahead, against files in DIRECTORY: everything is read,
- * whoever asks and whatever is refused, and times of access stay.
+ * Tests readahead of runs of files in DIRECTORY: everything is read, for any
+ * user and whatever is refused, and times of access do not change.
  * Prints TAP.  usage: test_merge [SEED [DIRECTORY]]; the seed is not used.
  */
 #include "../lib/diskorder.h"
@@ -23,7 +23,7 @@
 static char names[FILES][4096];
 static uint32_t sizes[FILES];
 
-/* Out of memory, with times of access that reading would change. */
+/* Evicts the files, and sets times of access that reading would change. */
 static bool forget(void)
 {
 	struct timespec times[2] = { { 500, 0 }, { 1000, 0 } };
@@ -46,7 +46,7 @@ static bool all_read(void)
 	int n, fd, tries;
 	struct stat st;
 
-	/* 30 s: the reads were begun, and the disk may be busy with others. */
+	/* 30 s: the reads have been started, but the disk may be busy. */
 	for (tries = 0; !good && tries < 3000; tries++) {
 		usleep(10000);
 		for (good = true, n = 0; n < FILES; n++) {
@@ -60,7 +60,7 @@ static bool all_read(void)
 	return good;
 }
 
-/* In a child: with the flags of open(), as nobody, with little address space. */
+/* In a child with these flags of open(), as nobody, short of address space. */
 static void test_run(int flags, bool nobody, bool tight, bool refused,
 		     const char *what)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.0-or-later
 /*
- * The directory calls of the C library on a directory of FILES names, from
- * several threads at once, in forked children, and by every way in.
+ * Tests the C library's directory functions on a directory of FILES names, from
+ * several threads at once, in forked children, and through every entry point.
  * usage: test_preload DIRECTORY FILES [sorted]; prints TAP.
  */
 #define _GNU_SOURCE
@@ -70,7 +70,7 @@ static bool right(struct sum s)
 	       (!sorted || s.drops <= 2);
 }
 
-/* Stop, tell, read on, go back: the rest must be what it was. */
+/* Stop, tell, read on, seek back: the same names must follow. */
 static bool back_and_forth(unsigned int seed)
 {
 	DIR *dir = opendir(path);
@@ -104,7 +104,7 @@ static void *thread(void *arg)
 
 static DIR *shared;
 
-/* Threads that share one stream: each name to one of them. */
+/* Threads share one stream: each name goes to one of them. */
 static void *reader(void *arg)
 {
 	struct sum *s = arg;
@@ -137,7 +137,7 @@ static void test_scandir(void)
 		free(list[n]);
 	free(list);
 	ok(good && s.names == files && s.hash == whole.hash,
-	   "scandir sorts by name if told so");
+	   "scandir sorts by name with alphasort");
 	fd = open("/", O_RDONLY | O_DIRECTORY);
 	count = scandirat(fd, path + 1, &list, only_a, NULL);
 	for (good = count > 0, n = 0; n < count; n++) {
@@ -149,7 +149,7 @@ static void test_scandir(void)
 	ok(good, "scandirat, with a filter");
 	ok(scandir("/nowhere/at all", &list, NULL, NULL) == -1 &&
 		   errno == ENOENT,
-	   "scandir of what is not there");
+	   "scandir of a missing directory");
 }
 
 /* The names that were read before a directory was removed, and no error. */
@@ -216,7 +216,7 @@ int main(int argc, char **argv)
 	ok(dir && dirfd(dir) == fd && right(rest(dir)), "fdopendir");
 	closedir(dir);
 	ok(!opendir("/nowhere/at all") && errno == ENOENT,
-	   "opendir of what is not there");
+	   "opendir of a missing directory");
 
 	ok(back_and_forth(1), "telldir, seekdir");
 	for (n = 0; n < 4; n++)

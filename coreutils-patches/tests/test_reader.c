@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.0-or-later
 /*
- * The reader against directories made up here: same names whatever fails,
- * sorted within windows, memory within its bound, positions that hold.
+ * Tests the reader with fake directories: the same names whatever fails, sorted
+ * within windows, memory within its bound, positions that stay valid.
  * Prints TAP.  usage: test_reader [SEED [DIRECTORY]]
  */
 #include "../lib/diskorder.h"
@@ -31,7 +31,7 @@ struct file {
 struct fake {
 	struct file *files;
 	size_t count, at;
-	size_t calls, fail_read; /* this getdents fails, once; from 1 */
+	size_t calls, fail_read; /* this getdents fails once, counted from 1 */
 	size_t allocs, fail_alloc; /* this allocation and all after it fail */
 	size_t now, peak;
 };
@@ -124,7 +124,7 @@ static void make(struct fake *f, size_t count, enum kind kind)
 	}
 }
 
-/* Which file a name is: its number is in it. */
+/* The number of a file, which its name contains. */
 static size_t number(const struct fake *f, const char *name)
 {
 	if (!strcmp(name, "."))
@@ -134,11 +134,11 @@ static size_t number(const struct fake *f, const char *name)
 
 struct seen {
 	unsigned char *times;
-	size_t drops; /* how often an inode was less than the one before */
+	size_t drops; /* inodes that were less than the one before */
 	size_t errors;
 };
 
-/* Read to the end, over errors, as a patient program would. */
+/* Reads to the end, like a program that continues after errors. */
 static struct seen read_all(struct fake *f, struct dorder *dir)
 {
 	struct seen seen = { calloc(f->count + 1, 1), 0, 0 };
@@ -196,8 +196,8 @@ static void test_order(void)
 				windows = dorder_windows(dir);
 				good = each(&f, &s, 1, 1) && !s.errors;
 				good &= f.peak <= memories[m] + FIXED;
-				/* up to two falls a window: into it, and at
-				 * its first name, which is not sorted */
+				/* up to two drops per window: at its start, and
+				 * after its first name, which is not sorted */
 				if (memories[m])
 					good &= s.drops <= 2 * windows;
 				if (kind == ASCENDING)
@@ -271,7 +271,7 @@ static void test_faults(void)
 		good &= !f.now;
 		free(f.files);
 	}
-	ok(good && failed > 3, "a read error is told once and loses no name");
+	ok(good && failed > 3, "a read error comes once and loses no name");
 }
 
 static ssize_t garbage(void *ctx, void *buf, size_t size)
@@ -307,8 +307,8 @@ static void test_garbage(void)
 }
 
 /*
- * Stop anywhere, tell, wander about, seek back: the rest and nothing but the
- * rest.  With changes meanwhile: no name that stays is left out.
+ * Stop anywhere, tell, read on or elsewhere, seek back: exactly the rest
+ * follows.  With changes meanwhile, no name that stays is missed.
  */
 static void test_seek(bool changing)
 {
@@ -360,7 +360,7 @@ static void test_seek(bool changing)
 			  : "tell and seek: each name once");
 }
 
-/* Names come and go; every other one is there all the time. */
+/* Adds or removes names; every other one stays all the time. */
 static void change(struct fake *f, bool back)
 {
 	size_t n, at;
@@ -377,7 +377,7 @@ struct mark {
 	unsigned char *given;
 };
 
-/* Read so many names; false if one that was there all the time is missing. */
+/* Reads some names; false if one that was there all the time is missing. */
 static bool read_some(struct fake *f, struct dorder *dir, size_t most,
 		      unsigned char *given)
 {
@@ -403,9 +403,9 @@ static void set_mark(const struct fake *f, const struct dorder *dir,
 }
 
 /*
- * Places that are told and sought in any order, while names come and go, memory
- * runs out and is there again, and reads fail: what was given before a place
- * was told and after it was sought is all there is.
+ * Tells and seeks positions in any order while names come and go, memory runs
+ * out and returns, and reads fail.  Names read before telling a position and
+ * after seeking to it are complete.
  */
 static void test_marks(void)
 {
@@ -464,8 +464,8 @@ static void test_marks(void)
 }
 
 /*
- * A window that no longer holds all the names in its range, read once more:
- * from every place in it, and where it ends now, on to the last name.
+ * Reads once more a window that no longer holds all names of its range: from
+ * each of its positions, and from its new end, to the last name.
  */
 static void test_grown(void)
 {
@@ -480,7 +480,7 @@ static void test_grown(void)
 
 	make(&f, count, RANDOM);
 	change(&f, true);
-	/* The least there is: it cannot grow. */
+	/* The smallest window, which cannot grow. */
 	dir = dorder_open_ops(&ops, &f, 65536);
 	s = read_all(&f, dir);
 	free(s.times);
@@ -508,8 +508,8 @@ static void test_grown(void)
 }
 
 /*
- * No memory to remember more windows, so that order is given up behind them:
- * places in those that are known hold all the same.
+ * Without memory to remember more windows, the reader stops sorting.  Positions
+ * in known windows stay valid.
  */
 static void test_given_up(void)
 {
@@ -523,7 +523,7 @@ static void test_given_up(void)
 	int round;
 
 	make(&f, 30000, RANDOM);
-	/* The reader, its window, 16 ranges; not 32. */
+	/* Memory for the reader, its window and 16 ranges, but not for 32. */
 	f.fail_alloc = 4;
 	dir = dorder_open_ops(&ops, &f, 65536);
 	s = read_all(&f, dir);
@@ -551,7 +551,7 @@ static void test_given_up(void)
 	}
 	dorder_close(dir);
 	free(f.files);
-	ok(good, "order given up: tell and seek, each name once");
+	ok(good, "sorting stopped: tell and seek, each name once");
 }
 
 static void test_sort(void)
@@ -582,7 +582,7 @@ static void test_sort(void)
 	ok(good, "sorting is stable and keeps all keys");
 }
 
-/* A new directory of so many files below where; gives its path. */
+/* Makes a directory of count files below where; returns its path. */
 static char *make_files(const char *where, int count)
 {
 	char *top = NULL, name[5000];
@@ -615,7 +615,7 @@ static void remove_files(char *top, int count)
 	free(top);
 }
 
-/* Its times are of long ago, but for that of its change, which is now. */
+/* Sets its times to long ago; its change time becomes now. */
 static void age(int fd)
 {
 	struct timespec times[2] = { { .tv_sec = 500 }, { .tv_sec = 600 } };
@@ -633,11 +633,11 @@ static bool accessed(int fd)
 	return st.st_atime != 500;
 }
 
-/* A directory of somebody else: read as by any program. */
+/* A directory of another user is read as by any program. */
 static void test_read_names_of_others(int fd)
 {
 	if (geteuid()) {
-		printf("# SKIP: only root can be somebody else\n");
+		printf("# SKIP: only root can become another user\n");
 		return;
 	}
 	age(fd);
@@ -650,7 +650,7 @@ static void test_read_names_of_others(int fd)
 	ok(accessed(fd), "names of another user's directory are read, too");
 }
 
-/* Where a directory is large enough to be read, nobody notices. */
+/* Reading a large directory's names changes nothing that a user can see. */
 static void test_read_names(const char *where)
 {
 	char *top = make_files(where, 1000);
@@ -663,7 +663,7 @@ static void test_read_names(const char *where)
 	dir = opendir(top);
 	if (!dir || fstatvfs(dirfd(dir), &fs) || fstat(dirfd(dir), &st))
 		abort();
-	/* On tmpfs it is too small, elsewhere no time of access is kept. */
+	/* Too small on tmpfs; some mounts keep no times of access. */
 	shows = st.st_size >= 65536 &&
 		!(fs.f_flag & (ST_NOATIME | ST_NODIRATIME));
 	for (n = 0; n < 7; n++)

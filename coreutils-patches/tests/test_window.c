@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.0-or-later
 /*
- * The window against files made up here: each file once and in the order of
- * places, whatever fails; reading ahead within its bounds; memory as promised.
+ * Tests the window with fake files: each file once and in the order of places,
+ * whatever fails; readahead within its bounds; no more memory than documented.
  * Prints TAP.  usage: test_window [SEED]
  */
 #include "../lib/diskorder.h"
@@ -32,9 +32,9 @@ struct fake {
 	uint32_t opening;
 	size_t ahead, most; /* bytes read ahead and not yet handed out */
 	size_t asked[MAX]; /* by item */
-	unsigned fail_open; /* one of so many cannot be opened */
+	unsigned fail_open; /* one in this many cannot be opened */
 	unsigned char cached[MAX]; /* by number given as fd */
-	unsigned looked; /* how often that was asked */
+	unsigned looked; /* how often cached was read */
 	bool fail_alloc;
 	size_t memory;
 };
@@ -102,7 +102,7 @@ static const struct dorder_window_ops ops = { .open = fake_open,
 					      .alloc = fake_alloc,
 					      .release = fake_release };
 
-/* Add count files, some without a place; how many were taken. */
+/* Adds count files, some without a place; returns how many were taken. */
 static uint32_t add(struct dorder_window *w, struct fake *f, int count,
 		    off_t size, unsigned fail_place, bool *good)
 {
@@ -146,7 +146,7 @@ static void test_next(unsigned fail_place, unsigned fail_open, off_t size)
 		for (seen = 0, last = 0; dorder_window_next(w, &item); seen++) {
 			good &= item < taken && f->at[item] >= last;
 			good &= f->opened[item] == 1;
-			/* what comes now is not ahead any longer */
+			/* this one is no longer ahead */
 			f->ahead -= f->asked[item];
 			last = f->at[item];
 			f->at[item] = 0; /* not twice */
@@ -221,11 +221,11 @@ static void test_bounds(void)
 
 struct lots {
 	unsigned char held[LOTS], dropped[LOTS], forgotten[LOTS]; /* by item */
-	int fd[LOTS]; /* it is held by */
+	int fd[LOTS]; /* the descriptor that holds an item */
 	uint32_t last, holds, falls, firsts, opening;
 	bool early; /* opened before it was held */
-	uint32_t gone, back; /* so many after it was read, a directory is gone;
-				it cannot be had back after so many files */
+	uint32_t gone, back; /* files after which a directory is evicted, and
+				after which reading it again is useless */
 	uint32_t read_at, reads, asks;
 };
 
@@ -238,7 +238,7 @@ static int lots_open(void *ctx, uint32_t item)
 	return open("/dev/null", O_RDONLY);
 }
 
-/* Waits when a directory is read. */
+/* Waits caused by reading a directory. */
 #define READING 100
 
 static int lots_hold(void *ctx, uint32_t item, int first)
@@ -256,7 +256,7 @@ static int lots_hold(void *ctx, uint32_t item, int first)
 		l->read_at = l->holds;
 		l->reads++;
 	}
-	/* What has to wait for the disk. */
+	/* The directory is evicted: this look-up waits for the disk. */
 	if (l->gone && l->holds >= l->read_at + l->gone)
 		usleep(1);
 	l->holds++;
@@ -287,7 +287,7 @@ static struct rlimit limit_now(void)
 	return limit;
 }
 
-/* How many more may be open: the program keeps what it had, or half. */
+/* How many files may be held: the program keeps its limit, or half of it. */
 static uint32_t allowance(void)
 {
 	struct rlimit limit = limit_now();
@@ -310,7 +310,7 @@ static void lots_forget(void *ctx, int fd)
 	errno = EIO;
 }
 
-/* The number given as fd tells: some of it in memory, or nothing. */
+/* By the number given as fd: partly in memory, or not at all. */
 static int lots_cached(void *ctx, int fd, off_t size)
 {
 	(void)ctx;
@@ -331,7 +331,7 @@ static size_t lots_ahead(void *ctx, int fd, size_t size)
 	return size;
 }
 
-/* A test's machine has room for so much. */
+/* The room of the test's machine. */
 static size_t lots_room_bytes;
 
 static size_t lots_room(void *ctx)
@@ -349,7 +349,7 @@ static const struct dorder_window_ops lots_ops = { .open = lots_open,
 						   .ahead = lots_ahead,
 						   .room = lots_room };
 
-/* files: whose inodes there is room for. */
+/* files: how many inodes there is room for. */
 static void test_hold(uint32_t count, uint32_t chunks, size_t files)
 {
 	struct lots *l = calloc(1, sizeof(*l));
@@ -365,7 +365,7 @@ static void test_hold(uint32_t count, uint32_t chunks, size_t files)
 
 	wanted = files < DORDER_HOLD_LEAST ? DORDER_HOLD_LEAST : files;
 	wanted = wanted < count ? wanted : count;
-	/* No more at a time than may be open, but for the least. */
+	/* At a time no more than may be open, but at least HOLD_LEAST. */
 	if (chunks && allowed < wanted) {
 		wanted = allowed > DORDER_HOLD_LEAST ? allowed
 						     : DORDER_HOLD_LEAST;
@@ -373,7 +373,7 @@ static void test_hold(uint32_t count, uint32_t chunks, size_t files)
 	}
 	lots_room_bytes = files * 3 * DORDER_HOLD_BYTES;
 	w = dorder_window_new(&lots_ops, l, LOTS, &watch);
-	/* Twice: what was held must not be remembered. */
+	/* Twice: the second round must not see what the first one held. */
 	for (round = 0; round < 2 && l && w; round++) {
 		memset(l, 0, sizeof(*l));
 		l->early = !chunks;
@@ -383,7 +383,7 @@ static void test_hold(uint32_t count, uint32_t chunks, size_t files)
 		errno = 7;
 		for (most = seen = 0; dorder_window_next(w, &item); seen++) {
 			if (l->dropped[item])
-				good = false; /* is being used */
+				good = false; /* it is still in use */
 			if (chunks && allowed >= wanted)
 				good &= fcntl(l->fd[item], F_GETFD) >= 0;
 			if (seen % 4001)
@@ -393,13 +393,13 @@ static void test_hold(uint32_t count, uint32_t chunks, size_t files)
 		}
 		good &= errno == 7 && seen == count;
 		good &= l->holds == (chunks ? count : 0);
-		/* Names in memory are read less often, if there is enough. */
+		/* With enough memory, names in memory are read less often. */
 		stretches += chunks;
 		for (asks = 0; next < stretches; asks++, pause *= 2)
 			next += 1 + (files < DORDER_HOLD_FILES ? 0 : pause);
 		good &= l->falls == chunks && l->firsts == asks;
 		good &= l->early == !chunks;
-		/* What was held, and how many at a time. */
+		/* Everything was released, and not too many held at a time. */
 		good &= open_files() == before;
 		good &= limit_now().rlim_cur == soft;
 		good &= most <= wanted && most <= allowed;
@@ -408,7 +408,7 @@ static void test_hold(uint32_t count, uint32_t chunks, size_t files)
 		for (dropped = n = 0; n < count; n++) {
 			good &= l->held[n] == !!chunks;
 			good &= l->dropped[n] == (n % 3 && n % 7 ? 1 : 0);
-			/* From when on memory was seen to be short. */
+			/* From the first check that found memory short. */
 			good &= l->forgotten[n] ==
 				(n % 3 && n + 1 >= DORDER_HOLD_LEAST &&
 				 files < DORDER_HOLD_FILES);
@@ -416,7 +416,7 @@ static void test_hold(uint32_t count, uint32_t chunks, size_t files)
 		}
 		good &= dropped > count / 2;
 	}
-	/* Left in the middle: nothing stays open, the limit is the old one. */
+	/* Freed in the middle: nothing stays open, the limit is restored. */
 	for (n = 0; n < count; n++)
 		good &= dorder_window_add(w, n, 4096) == n;
 	for (n = 0; n < 300; n++)
@@ -431,7 +431,7 @@ static void test_hold(uint32_t count, uint32_t chunks, size_t files)
 	ok(good, what);
 }
 
-/* A directory that leaves memory again and again is read again. */
+/* A directory that is evicted repeatedly is read again. */
 static void test_lost(uint32_t files, uint32_t gone, uint32_t back,
 		      uint32_t least, uint32_t most)
 {
@@ -450,7 +450,7 @@ static void test_lost(uint32_t files, uint32_t gone, uint32_t back,
 		;
 	dorder_window_free(w);
 	good = l->holds == 16000 && least <= l->reads && l->reads <= most;
-	/* Reading it for nothing costs no more than not reading it. */
+	/* Useless readings cost no more than never reading it. */
 	good &= (l->asks - l->reads) * READING <= 16000 * 3 / 4;
 	good &= l->gone || l->asks <= 3;
 	snprintf(
@@ -461,7 +461,7 @@ static void test_lost(uint32_t files, uint32_t gone, uint32_t back,
 	free(l);
 }
 
-/* Look-ups that wait say that names are lost; what else waits does not. */
+/* Only waits of look-ups show that names are lost, not other waits. */
 static void test_looks(bool inside, uint32_t least, uint32_t most)
 {
 	struct dorder_hold hold = { 0 };
@@ -482,14 +482,14 @@ static void test_looks(bool inside, uint32_t least, uint32_t most)
 	ok(lost >= least && lost <= most, what);
 }
 
-/* Three windows of files that lie anywhere, each handed out by halves. */
+/* Three windows of files scattered over the disk, handed out by halves. */
 #define SPREAD 60000
 #define PLACES 100000
 
 struct spread {
 	uint64_t places[SPREAD]; /* by file */
 	uint32_t file[SPREAD]; /* by item */
-	uint32_t opened, last, falls; /* how often the order of adding ends */
+	uint32_t opened, last, falls; /* breaks of the order of adding */
 };
 
 static uint64_t spread_place(void *ctx, int fd)
@@ -519,7 +519,7 @@ static size_t spread_room(void *ctx)
 	return (size_t)1 << 30;
 }
 
-/* most: sweeps over the whole disk, in tenths; by whole windows, one for each. */
+/* most: limit of sweeps over the disk, in tenths; a whole window takes one. */
 static void test_part(uint32_t max, bool ordered, uint32_t most)
 {
 	static const struct dorder_window_ops spread_ops = {
@@ -568,7 +568,7 @@ static void test_part(uint32_t max, bool ordered, uint32_t most)
 		left -= given;
 		good &= dorder_window_count(w) == left;
 		good &= left == (n < SPREAD && !ordered ? max - max / 2 : 0);
-		/* Brought in by the order in which they were added. */
+		/* Inodes are read in the order in which they were added. */
 		good &= s->falls <= 1 + given / DORDER_HOLD_LEAST;
 	}
 	good &= all == SPREAD && s->opened >= SPREAD &&
@@ -586,7 +586,7 @@ static void test_part(uint32_t max, bool ordered, uint32_t most)
 	ok(good, what);
 }
 
-/* The limit that a child made by fork() finds. */
+/* The limit in a child made by fork(). */
 static rlim_t limit_of_child(void)
 {
 	pid_t child = fork();
@@ -599,7 +599,7 @@ static rlim_t limit_of_child(void)
 	return WEXITSTATUS(ends) ? 600 : 0;
 }
 
-/* Two hold files at once; the first one ends first. */
+/* Two holds at once; the first one ends first. */
 static void test_limit(void)
 {
 	struct rlimit before = limit_now(), low = before;
@@ -616,7 +616,7 @@ static void test_limit(void)
 		abort();
 	good = dorder_hold_start(&one, 2000) && one.most == 2000;
 	good &= limit_now().rlim_cur == 2600;
-	ok(limit_of_child() == 600, "a child has the limit of before");
+	ok(limit_of_child() == 600, "a child has the original limit");
 	ok(good && limit_now().rlim_cur == 2600,
 	   "and its parent the raised one");
 	good = dorder_hold_start(&other, 3000) && other.most == 3000;
@@ -625,12 +625,12 @@ static void test_limit(void)
 	good = limit_of_child() == 600;
 	dorder_hold_end(&other);
 	ok(good && limit_now().rlim_cur == 600,
-	   "it is what it was when both have ended");
+	   "it is restored when both have ended");
 	if (setrlimit(RLIMIT_NOFILE, &before))
 		abort();
 }
 
-/* Files kept open for two windows, which are used without opening them. */
+/* Files kept open for two windows are used without opening them again. */
 static void test_keep(rlim_t soft)
 {
 	struct fake *f = calloc(1, sizeof(*f));
@@ -672,7 +672,7 @@ static void test_keep(rlim_t soft)
 	fd = open("/dev/null", O_PATH);
 	dorder_window_keep(w, dorder_window_add(w, 0, 0), fd);
 	good &= fcntl(fd, F_GETFD) < 0;
-	/* Those used are closed one by one; what is added then is kept. */
+	/* Used files are closed one by one; files added then are kept. */
 	for (i = 0; i < total; i++)
 		dorder_window_used(w);
 	good &= open_files() == open_before;
@@ -696,7 +696,7 @@ static void test_keep(rlim_t soft)
 	ok(good && total > 800, what);
 }
 
-/* A number that another file had before: what was kept for that is not used. */
+/* A reused number does not get the descriptor kept for its earlier file. */
 static void test_not_kept(void)
 {
 	struct fake *f = calloc(1, sizeof(*f));
@@ -732,17 +732,17 @@ static void all_holds(void)
 	test_hold(2 * DORDER_HOLD_LEAST + 1, 3, 1);
 }
 
-/* With the limit of most programs, and in one that cannot have more. */
+/* With the usual limit, and with one that cannot be raised. */
 static void test_holds(void)
 {
 	struct rlimit low = limit_now();
 
-	/* Other waits there are few of, on a busy machine. */
+	/* A busy machine adds a few other waits. */
 	test_lost(20000, 0, 16000, 1, 3);
 	test_lost(20000, 1000, 16000, 16000 / 1350, 16000 / 1000);
 	test_lost(20000, 1000, 5000, 5000 / 1350, 5000 / 1000);
 	test_lost(20000, 1, 1, 1, 1);
-	/* Where reading them has to wait, each stretch begins with it. */
+	/* If reading names has to wait, each stretch begins with it. */
 	test_lost(4000, 5000, 16000, 4, 4);
 
 	low.rlim_cur = 1024;
@@ -756,7 +756,7 @@ static void test_holds(void)
 	test_keep(600);
 }
 
-/* A file below top, in directories that are made. */
+/* Writes a file below top, and makes its directories. */
 static void put(const char *top, const char *path, const char *text)
 {
 	char name[300], *at;
@@ -819,7 +819,7 @@ static void test_room(void)
 	ok(dorder_room_at(top) == 65000, "inodes and names can be reclaimed");
 	errno = 7;
 	ok(dorder_handles_at(top) == SIZE_MAX && errno == 7,
-	   "nothing tells of open files");
+	   "the limit of open files is unknown");
 	put(top, "/proc/sys/fs/file-nr", "1000\t0\t9000\n");
 	ok(dorder_handles_at(top) == 2000, "a quarter of what is left of them");
 	put(top, "/proc/sys/fs/file-nr", "9001\t0\t9000\n");
@@ -829,7 +829,7 @@ static void test_room(void)
 		abort();
 }
 
-/* One of so many files lies in front of the one before it. */
+/* One in this many files lies before the previous one. */
 static uint32_t one_of;
 
 static uint64_t enough_place(void *ctx, int fd)
@@ -838,7 +838,7 @@ static uint64_t enough_place(void *ctx, int fd)
 	return 1000000 + (uint64_t)fd * 10 - (fd % one_of ? 0 : 15);
 }
 
-/* How often it was said that more files are not needed, and where last. */
+/* How often dorder_window_enough() was true, and at which file last. */
 static uint32_t enough(uint32_t count, uint32_t *at)
 {
 	static const struct dorder_window_ops real = { .open = lots_open,
@@ -886,7 +886,7 @@ static void test_enough(void)
 	   "so many are always taken");
 }
 
-/* What has no FIEMAP, or no data, says so without harm. */
+/* Files without FIEMAP or data are refused without harm. */
 static void test_real(void)
 {
 	static const struct dorder_window_ops real = { .open = fake_open };
@@ -910,7 +910,7 @@ static void test_real(void)
 	free(f);
 }
 
-/* Devices whose files have no place are given up, the others are not. */
+/* Only devices whose files have no place are given up. */
 static void test_devices(void)
 {
 	struct fake *f = calloc(1, sizeof(*f));
@@ -949,8 +949,8 @@ static void test_devices(void)
 }
 
 /*
- * Go through count files as a tool does, the first of them number from; how
- * many were put off.  looked: at so many.
+ * Visits count files from number from on, as a tool does; returns how many were
+ * deferred.  looked: how many were checked.
  */
 static unsigned go(struct dorder_window *w, struct dorder_watch *watch,
 		   struct fake *f, int from, int count, unsigned *looked)
@@ -968,7 +968,7 @@ static unsigned go(struct dorder_window *w, struct dorder_watch *watch,
 	return (uint32_t)n == off ? off : UINT32_MAX;
 }
 
-/* Everything in memory, nothing, one half after the other, every other one. */
+/* Nothing in memory, everything, one half, every other file. */
 static void test_watch(void)
 {
 	struct fake *f = calloc(1, sizeof(*f));
@@ -981,24 +981,24 @@ static void test_watch(void)
 	for (n = 0; n < MAX; n++)
 		f->places[n] = MAX - n;
 	off = go(w, &watch, f, 0, MAX, &looked);
-	ok(off == MAX && looked == MAX, "nothing in memory: all are put off");
+	ok(off == MAX && looked == MAX, "nothing in memory: all are deferred");
 
 	memset(f->cached, 1, MAX);
 	off = go(w, &watch, f, 0, MAX, &looked);
 	ok(!off && looked >= 16 && looked <= 16 * 7,
-	   "all in memory: none is put off, few are looked at");
+	   "all in memory: none is deferred, few are checked");
 	off = go(w, &watch, f, 0, MAX * 10, &looked);
 	ok(!off && looked >= 16 && looked <= MAX * 10 / 4096 * 16 + 32,
 	   "and ever fewer");
 
-	/* At most the longest pass is missed when that ends. */
+	/* At most the longest pass is missed once files are not in memory. */
 	for (n = 0; n < 10; n++)
 		(void)go(w, &watch, f, 0, MAX, &looked);
 	memset(f->cached, 0, MAX);
 	off = go(w, &watch, f, 0, MAX * 3, &looked);
 	ok(off >= 1 && off == looked, "no longer in memory: it is noticed");
 	off = go(w, &watch, f, 0, MAX, &looked);
-	ok(off == MAX, "and from then on all are put off");
+	ok(off == MAX, "and from then on all are deferred");
 
 	memset(&watch, 0, sizeof(watch));
 	memset(f->cached, 1, MAX / 2);
@@ -1053,7 +1053,7 @@ int main(int argc, char **argv)
 	test_real();
 	test_devices();
 	test_watch();
-	/* No chance in these, which take long: not for every seed. */
+	/* These take long and do not depend on the seed. */
 	if (first == USUAL)
 		test_holds();
 	printf("1..%d\n", tests);
