@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""The cells of bench/matrix: which there are, what each runs, where its result is kept.
+"""The cells of bench/matrix, their commands, and where their results are kept.
 
 A cell is one work on one directory of one system, named as in
-`itree/tar/100000/4096/aged`. Its result is one JSON file; the hash of all that
-went in is in it, and a result whose hash is another today is measured again.
+`itree/tar/100000/4096/aged`. Its result is a JSON file with a hash of all
+inputs; a cell is measured again when that hash has changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import lab
 from lab import LabError
 from lab.images import Volume
 
-# changes when the same command would give figures of another meaning
+# increase this when figures of the same command change their meaning
 VERSION = 2
 SYSTEMS = {
     "ext4": "ext4",
@@ -31,24 +31,24 @@ SYSTEMS = {
     "xfs": "xfs",
     "btrfs": "btrfs",
 }
-# in the order they are done: rm leaves nothing for the others
+# in the order they run: rm leaves nothing for the others
 WORKS = ("create", "names", "lstat", "ls", "tar", "copy", "randstat", "missing", "mail", "rm", "insn")
 COUNTS = (10_000, 30_000, 100_000, 300_000, 1_000_000, 5_000_000)
 SIZES = (0, 4096)
 FILLS = ("clean", "aged")
-# names asked for in random order: enough that the directory's blocks and inodes are cold for most
+# names to look up in random order, few enough that most meet cold directory blocks and inodes
 LOOKUPS = 10_000
 # deliveries, deletions, reads and so on, in a guest of their own
 MAIL = 5_000
 TOOLS = lab.BUILD / "coreutils-patches" / "root"
-# what our programs in a command are made of; fill.c is part of the volume's key
+# the sources of our programs in a command; fill.c is part of the volume's key
 SOURCES = {
     "walk": ("walk.c",),
     "lookup": ("lookup.c", "names.h", "random.h"),
     "mailmix": ("mailmix.c", "names.h", "random.h"),
     "insn.sh": ("insn.sh", "insn.c", "walk.c"),
 }
-# of these in as much memory as filling needs, whatever was asked for
+# works that need as much memory as filling, regardless of --memory
 LARGE = ("create", "rm", "insn")
 ONLY = {"ext4+sort": ("lstat", "ls", "tar", "copy"), "itree+tools": ("ls", "tar", "copy")}
 
@@ -74,7 +74,7 @@ class Cell:
         return Volume(SYSTEMS[self.system], self.fill, self.count, self.bytes)
 
     def program(self, name: str) -> list[str]:
-        """How this system runs a program of the distribution."""
+        """The command with which this system runs a program of the distribution."""
         if self.system == "ext4+sort":
             return [str(TOOLS / "bin" / "diskorder"), name]
         if self.system == "itree+tools":
@@ -82,7 +82,7 @@ class Cell:
         return [name]
 
     def command(self) -> list[str]:
-        """What the guest runs; fill, walk and their like are found in its PATH's place by bench/matrix."""
+        """The command for the guest; bench/matrix replaces fill, walk and the like by their paths."""
         sort = self.system == "ext4+sort"
         disk_order = ["--sort=disk"] if self.system == "itree+tools" else []
         counted = ["bash", "-c", 'set -o pipefail; "$@" | wc "$0"']
@@ -97,13 +97,13 @@ class Cell:
             "randstat": ["lookup", "-k", str(LOOKUPS), "{share}/names.txt", "{mnt}/dir"],
             "missing": ["lookup", "-m", "-k", str(LOOKUPS), "{share}/names.txt", "{mnt}/dir"],
             "mail": ["mailmix", "-k", str(MAIL), "{share}/names.txt", "{mnt}/dir", "{mnt}/tmp"],
-            # what rm leaves to the journal and to write-back is part of its cost
+            # journal and write-back are part of rm's cost
             "rm": ["bash", "-c", 'rm -r "$0/dir" && sync -f "$0"', "{mnt}"],
             "insn": ["insn.sh", str(self.count), str(self.bytes)],
         }[self.work]
 
     def needs_tools(self) -> list[Path]:
-        """Files of ours, beside walk and its like, that the command runs."""
+        """Our files that the command runs, apart from the workloads."""
         if self.system == "ext4+sort":
             return [TOOLS / "lib" / "libdiskorder-preload.so"]
         if self.system == "itree+tools":
@@ -111,17 +111,17 @@ class Cell:
         return []
 
     def memory(self, memory: str) -> str:
-        """What the guest has; XFS runs out of 192 MiB in rm -r of 300,000 files.
+        """Memory of the guest; XFS runs out of 192 MiB in rm -r of 300,000 files.
 
-        A directory of 5,000,000 has 400 MiB itself: who has that many has memory for it. ls -l keeps 285 bytes of each
-        name until it has sorted them, any ls.
+        A directory of 5,000,000 names has 400 MiB itself, so a real server has memory for it. Any ls -l keeps 285
+        bytes per name until it has sorted them.
         """
         if self.work == "ls" and self.count >= 5_000_000:
             return "3G"
         return lab.FILL_MEMORY if self.work in LARGE or self.count >= 5_000_000 else memory
 
     def inputs(self, memory: str) -> dict:
-        """All that the result depends on, as JSON."""
+        """Everything the result depends on, as JSON."""
         kernel = lab.KERNEL if lab.fs_type(SYSTEMS[self.system]) == "ext4" else None
         command = self.command()
         files = [lab.WORKLOADS / name for word, names in SOURCES.items() if word in command for name in names]
@@ -149,7 +149,7 @@ def _volume_key(volume: Volume) -> str:
 
 
 def all_cells() -> list[Cell]:
-    """Every cell there is, smallest directories first, all works of one volume and system together."""
+    """All cells, smallest directories first, all works of one volume and system together."""
     return [
         Cell(system, work, count, size, fill)
         for count in COUNTS
@@ -191,7 +191,7 @@ class Results:
         return self.where / f"{cell.slug}.trace.gz"
 
     def get(self, cell: Cell, key: str) -> dict | None:
-        """The result if it is of these inputs."""
+        """The result, if it has the same inputs."""
         try:
             told = json.loads(self.path(cell).read_text())
         except (OSError, ValueError):

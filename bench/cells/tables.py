@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""From results of bench/matrix to tables and to the lines of the targets.
+"""Turn results of bench/matrix into tables and lines of the targets.
 
-Every number here is taken from a result or worked out from numbers of results;
-where there is none the answer is None, and the report says "not measured".
+Every number here comes from a result or is computed from results. If a result
+is missing, the value is None, and the report says "not measured".
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ WORK_TITLES = {
     "mail": "5,000 operations of a mail server",
     "rm": "rm -r",
 }
-# their writes belong to the work
+# works whose writes count, too
 WRITING = ("create", "mail", "rm")
-# sizes whose lines say so where nothing was measured
+# sizes that get a line even if they were not measured
 TARGET_COUNTS = (300_000, 5_000_000)
 Key = tuple[str, str, int, int, str]
 
@@ -49,7 +49,7 @@ class Line:
 
 
 def part_of(work: str) -> str:
-    """Which requests of a work's trace count."""
+    """Which requests of a work's trace count: all, or reads."""
     return "all" if work in WRITING else "reads"
 
 
@@ -70,7 +70,7 @@ class Data:
         return self.by_key.get((system, work, count, size, fill))
 
     def value(self, key: Key, take: Callable[[dict], float | None]) -> float | None:
-        """A figure of a work that was measured and done to its end."""
+        """A figure of a work that was measured and has finished."""
         told = self.by_key.get(key)
         return take(told["figures"]) if told and not told["status"] else None
 
@@ -78,12 +78,12 @@ class Data:
         return self.value(key, lambda f: _priced(f, key, disk))
 
     def seconds_until_failed(self, key: Key, disk: str = SAS10K.name) -> float | None:
-        """What a program had taken when it ended without doing the work; None if it did it."""
+        """Seconds until a program failed; None if it finished its work."""
         told = self.by_key.get(key)
         return _priced(told["figures"], key, disk) if told and told["status"] else None
 
     def setups(self, work: str) -> list[tuple[int, int, str]]:
-        """(count, bytes, fill) that any system was measured with."""
+        """(count, bytes, fill) measured on at least one system."""
         return sorted(
             {key[2:] for key in self.by_key if key[1] == work}, key=lambda k: (k[1] == 0, k[2] != "clean", k[0])
         )
@@ -93,7 +93,7 @@ class Data:
 
 
 def number(value: float) -> str:
-    """Three digits, as far as they go."""
+    """Round to three significant digits."""
     for limit, digits in ((10, 2), (100, 1)):
         if abs(value) < limit:
             return f"{value:.{digits}f}"
@@ -105,7 +105,7 @@ def setup_text(count: int, size: int, fill: str) -> str:
 
 
 def work_table(data: Data, work: str) -> tuple[list[str], list[list[str]]]:
-    """Requests and seconds on the disk of the design; a row for each size, a column for each system."""
+    """Requests and seconds on the disk of the design: a row per size, a column per system."""
     systems = data.systems(work)
     rows = []
     for setup in data.setups(work):
@@ -126,7 +126,7 @@ def work_table(data: Data, work: str) -> tuple[list[str], list[list[str]]]:
 
 
 def disk_table(data: Data, setup: tuple[int, int, str], work: str) -> tuple[list[str], list[list[str]]]:
-    """Seconds on each disk, a row for each system; where there is a queue, from all in flight to one at a time."""
+    """Seconds on each disk, a row per system; on a disk with a queue, from all in flight to one at a time."""
     rows = []
     part = part_of(work)
     for system in data.systems(work):
@@ -145,7 +145,7 @@ def disk_table(data: Data, setup: tuple[int, int, str], work: str) -> tuple[list
 
 
 def instruction_table(data: Data) -> tuple[list[str], list[list[str]]]:
-    """Instructions an entry, and how many times those of stock ext4."""
+    """Instructions per entry, and their ratio to stock ext4."""
     head = ["files", "system", "create", "names, warm", "lstat, warm", "rm -r"]
     rows = []
     for setup in data.setups("insn"):
@@ -166,7 +166,7 @@ def instruction_table(data: Data) -> tuple[list[str], list[list[str]]]:
 
 
 def sweep_seconds(told: dict, disk: str = SAS10K.name) -> float | None:
-    """One sweep over what the work needs: directory blocks, inodes, with tar and cp the data, in one piece."""
+    """Time of one sequential sweep over what the work needs: directory blocks, inodes, for tar and cp the data."""
     blocks = told["figures"].get("directory")
     if not blocks:
         return None
@@ -184,9 +184,9 @@ def command(*patterns: str) -> str:
 
 
 def _compare(data: Data, ours: Key, peers: list[str], work: str) -> tuple[str, bool | None]:
-    """The peers' seconds, and whether all are behind: None as long as some were not measured.
+    """The peers' seconds, and whether all are slower; None as long as some are not measured.
 
-    A peer whose program ended without doing the work is behind if it had taken longer until then.
+    A peer whose program failed is slower if it had taken longer until then.
     """
     mine = data.seconds(ours)
     texts: list[str] = []
@@ -230,7 +230,7 @@ def _sweep_lines(data: Data, system: str, work: str, limit: float, peers: list[s
 
 
 def _ratio_line(data: Data, target: str, limit: float, setup, work: str, take, unit: str) -> Line:
-    """Ours over stock ext4 in one figure."""
+    """A line on the ratio of one figure to stock ext4."""
     count, fill = setup
     keys = {s: (s, work, count, 4096, fill) for s in ("itree", "ext4")}
     ours, stock = (data.value(keys[s], take) for s in ("itree", "ext4"))
@@ -242,7 +242,7 @@ def _ratio_line(data: Data, target: str, limit: float, setup, work: str, take, u
 
 
 def _per_operation(data: Data) -> list[Line]:
-    """Seconds an operation: at no size more than a fifth above any smaller one. Less is no fault."""
+    """Seconds per operation: at no size more than a fifth above any smaller one; less is fine."""
     lines = []
     for work, system in (
         ("create", "itree"),
@@ -265,7 +265,7 @@ def _per_operation(data: Data) -> list[Line]:
         if len(costs) > 1:
             ordered = list(costs.values())
             dearer = any(cost > 1.2 * min(ordered[:n]) for n, cost in enumerate(ordered) if n)
-            # what was measured can show that it is missed, not that it holds up to 5,000,000
+            # some sizes can prove a miss, but only the full range proves that the target is met
             met = False if dearer else (True if {10_000, 5_000_000} <= set(costs) else None)
         lines.append(Line(target, "clean", text or NOT_MEASURED, met, "", cells))
     return lines
@@ -278,7 +278,7 @@ def targets(data: Data) -> list[Line]:
     setups = [(count, fill) for count in counts for fill in ("clean", "aged")]
 
     def wanted(lines: list[Line]) -> list[Line]:
-        """Of other sizes than TARGET_COUNTS only the lines that were measured."""
+        """Drop lines that were not measured, unless their size is in TARGET_COUNTS."""
         named = tuple(f"{count:,}," for count in TARGET_COUNTS)
         return [line for line in lines if line.reached != NOT_MEASURED or line.where.startswith(named)]
 

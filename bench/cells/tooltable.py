@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""The table of bench/tools: runs of a cell put together, which variants are slower than unpatched, docs/tools.md."""
+"""The table of bench/tools: merges runs of a cell, lists variants slower than unpatched, writes docs/tools.md."""
 
 from __future__ import annotations
 
 import lab
 from cells.toolcells import Cell, Results
 
-SLOWER = 1.03  # times unpatched: more than that is told
+SLOWER = 1.03  # report variants that take more than this, times unpatched
 UNPATCHED = "unpatched"
 HEAD = ["volume, memory", "work", "variant", "reads", "seeks", "seconds", "to unpatched", "wall", "peak MiB", "runs"]
 INTRO = """<!-- SPDX-License-Identifier: GPL-2.0-only -->
@@ -22,12 +22,12 @@ How volumes are made, what limits memory, and what was measured again since: [be
 
 
 def seconds(cell: Cell, figures: dict) -> float:
-    """What counts: writes, too, if the volume is changed."""
+    """Seconds of the requests that count: reads, and writes if the work changes the volume."""
     return figures["all" if cell.work.changes else "reads"]["seconds"]
 
 
 def runs(cell: Cell, inputs: dict, results: Results) -> list[dict]:
-    """All runs of a cell that are kept, in their order."""
+    """All kept runs of a cell, in order."""
     found = []
     while (figures := results.get(numbered(inputs, len(found)))) is not None:
         found.append(figures)
@@ -35,12 +35,12 @@ def runs(cell: Cell, inputs: dict, results: Results) -> list[dict]:
 
 
 def numbered(inputs: dict, run: int) -> dict:
-    """What the figures of a cell's run are kept by; the first is 0."""
+    """The inputs by which the figures of a cell's run are kept; the first run is 0."""
     return {**inputs, "run": run} if run else inputs
 
 
 def middle(cell: Cell, found: list[dict]) -> dict | None:
-    """The run in the middle, of an even number the slower one, and how many there are."""
+    """The median run (of an even number, the slower one), and how many runs there are."""
     if not found:
         return None
     ordered = sorted(found, key=lambda figures: seconds(cell, figures))
@@ -48,17 +48,17 @@ def middle(cell: Cell, found: list[dict]) -> dict | None:
 
 
 def place(cell: Cell) -> tuple[str, ...]:
-    """What the variants of a work on a volume have in common."""
+    """A key that all variants of a work on a volume share."""
     return cell.kind, cell.fill, cell.memory, cell.work.name
 
 
 def unpatched(told: dict[Cell, dict | None]) -> dict[tuple[str, ...], dict]:
-    """What variants are compared with, by place()."""
+    """The unpatched figures that variants are compared with, by place()."""
     return {place(c): f for c, f in told.items() if f and c.variant == UNPATCHED and seconds(c, f)}
 
 
 def ratios(told: dict[Cell, dict | None]) -> dict[Cell, float]:
-    """Seconds of each variant by those of the unpatched program on the same volume, where both are there."""
+    """Ratio of each variant's seconds to the unpatched program's on the same volume, if both are measured."""
     base = unpatched(told)
     return {
         cell: seconds(cell, figures) / seconds(cell, base[place(cell)])
@@ -68,12 +68,12 @@ def ratios(told: dict[Cell, dict | None]) -> dict[Cell, float]:
 
 
 def slower(told: dict[Cell, dict | None]) -> dict[Cell, float]:
-    """Those of ratios() that are above SLOWER."""
+    """The ratios() above SLOWER."""
     return {cell: ratio for cell, ratio in ratios(told).items() if ratio > SLOWER}
 
 
 def doubtful(told: dict[Cell, dict | None], most: int) -> list[Cell]:
-    """Variants slower than unpatched, and what they are compared with, of fewer than most runs."""
+    """Cells with fewer than most runs that are slower than unpatched, or that these are compared with."""
     above = slower(told)
     wanted = {place(cell) for cell in above}
     return [
@@ -86,12 +86,12 @@ def doubtful(told: dict[Cell, dict | None], most: int) -> list[Cell]:
 
 
 def due(told: dict[Cell, dict | None], most: int) -> list[Cell]:
-    """What is to be measured next: what is missing, then what is doubtful()."""
+    """Cells to measure next: missing ones, then doubtful() ones."""
     return [cell for cell, figures in told.items() if not figures] or doubtful(told, most)
 
 
 def verdict(told: dict[Cell, dict | None]) -> list[str]:
-    """Lines that say what is slower than unpatched, and what is not known."""
+    """Lines that list what is slower than unpatched, and what is not measured."""
     compared, above, base = ratios(told), slower(told), unpatched(told)
     missing = sum(c.variant != UNPATCHED for c in told) - len(compared)
     lines = [f"{len(compared)} variants compared with unpatched, {missing} not measured"]
@@ -103,7 +103,7 @@ def verdict(told: dict[Cell, dict | None]) -> list[str]:
 
 
 def common(figures: dict) -> list[str]:
-    """Requests, seeks, wall time and peak memory, as the table on the terminal has them, too."""
+    """Requests, seeks, wall time and peak memory, formatted as in the table on the terminal."""
     reads = figures["reads"]
     return [
         f"{reads['requests']:,}",
@@ -123,7 +123,7 @@ def row(cell: Cell, figures: dict | None, ratio: float | None) -> list[str]:
 
 
 def markdown(told: dict[Cell, dict | None], counts: str) -> str:
-    """docs/tools.md; counts: a sentence that says how many files there are."""
+    """The text of docs/tools.md; counts: a sentence with the numbers of files."""
     found = ratios(told)
     rows = [row(cell, figures, found.get(cell)) for cell, figures in told.items()]
     lines = [INTRO.format(counts=counts), "", *(f"- {line}" for line in verdict(told)), ""]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""The pictures of bench/report and bench/advise: large type, tall format, readable on a phone."""
+"""The pictures of bench/report and itree-advise: large type, tall format, readable on a phone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trace import records
 COLOURS = ("#1f618d", "#b03a2e", "#1e8449", "#b9770e", "#6c3483", "#117a65", "#5d6d7e", "#d81b60")
 SYSTEM_COLOURS = dict(zip(("itree", "ext4", "itree+tools", "ext4+sort", "xfs", "btrfs"), COLOURS))
 DPI = 80
-# points drawn of one trace; which are left out does not show
+# points to draw of a trace; the omitted ones would not be visible
 POINTS = 60_000
 # processes with a colour of their own
 PROCESSES = 6
@@ -41,7 +41,7 @@ def _save(figure, path: Path) -> None:
 
 
 def order(path: Path, title: str, sequences: dict[str, list[list[int]]]) -> None:
-    """Inode number by position in the readdir sequence, a panel a system; sequences hold [position, inode]."""
+    """Inode number by position in the readdir sequence, a panel per system; sequences hold [position, inode]."""
     figure, axes = _figure(title, len(sequences), 2.6 * len(sequences) + 1)
     for axis, (system, points) in zip(axes, sequences.items()):
         places, inodes = [at for at, _ in points], [ino for _, ino in points]
@@ -57,7 +57,7 @@ def order(path: Path, title: str, sequences: dict[str, list[list[int]]]) -> None
 
 
 def scaling(path: Path, title: str, curves: dict[str, dict[int, float]], ylabel: str) -> None:
-    """A curve a system: a figure over the number of files, both axes logarithmic."""
+    """A figure over the number of files, a curve per system, both axes logarithmic."""
     figure, (axis,) = _figure(title, 1, 7)
     for system, points in curves.items():
         axis.plot(list(points), list(points.values()), "o-", label=system, color=SYSTEM_COLOURS.get(system))
@@ -71,7 +71,7 @@ def scaling(path: Path, title: str, curves: dict[str, dict[int, float]], ylabel:
 
 
 def bars(path: Path, title: str, values: dict[str, float], xlabel: str) -> None:
-    """One bar a system, its figure beside it."""
+    """One bar per system, with its figure."""
     figure, (axis,) = _figure(title, 1, 1.6 + 0.7 * len(values))
     names = list(values)[::-1]
     drawn = axis.barh(names, [values[n] for n in names], color=[SYSTEM_COLOURS.get(n, COLOURS[6]) for n in names])
@@ -83,7 +83,7 @@ def bars(path: Path, title: str, values: dict[str, float], xlabel: str) -> None:
 
 
 def seeks(path: Path, title: str, requests: Iterable[records.Request], disk: Disk = SAS10K) -> None:
-    """Disk address over the modelled time, a colour a process, above a histogram of what requests take."""
+    """Disk address over the modelled time, a colour per process, above a histogram of request times."""
     done = [(clock, req) for clock, req, _, _ in pricing.walk(requests, disk)]
     figure, (upper, lower) = _figure(title, 2, 10)
     common = [comm for comm, _ in Counter(req.comm for _, req in done).most_common(PROCESSES)]

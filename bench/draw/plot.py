@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""The two pictures of the demo, drawn from what the run recorded.
+"""The two pictures of the demo, drawn from the run's recordings.
 
 Two panels one above the other, large type, tall format: readable on a phone.
 """
@@ -23,7 +23,7 @@ IGNORED = "#b03a2e"
 USED = "#1f618d"
 SIZE = (7.2, 9.6)
 DPI = 150
-# more sectors than this (8 MiB) without a read: left out of the picture
+# gaps of more sectors than this (8 MiB) without a read are left out of the picture
 BAND_GAP = 1 << 14
 TYPE = {"font.size": 15, "axes.titlesize": 16, "axes.labelsize": 15, "figure.titlesize": 18}
 
@@ -68,10 +68,10 @@ def inode_order(path: Path, title: str, ignored: list[int], used: list[int]) -> 
 
 
 class Bands:
-    """Disk addresses with the long stretches that nobody reads left out.
+    """Disk addresses without the long stretches that are not read.
 
-    An ext4 directory's blocks, its inode tables and its files can lie 100 GB
-    apart; drawn to scale each of them would be a line.
+    An ext4 directory's blocks, its inode tables and its files can be 100 GB
+    apart; to scale, each of them would look like a line.
     """
 
     def __init__(self, sectors: list[int]):
@@ -84,7 +84,7 @@ class Bands:
                 self.bands.append([sector, sector])
         total = sum(last - first for first, last in self.bands)
         self.space = max(total * 0.06, 1)
-        # a band of one address is drawn too
+        # make even a band of one address visible
         self.least = max(total * 0.02, 1)
         self.at: list[float] = []
         place = 0.0
@@ -99,7 +99,7 @@ class Bands:
         return self.at[number] + sector - self.starts[number]
 
     def dress(self, axis) -> None:
-        """Ticks at the ends of the bands, a line between two of them."""
+        """Draw ticks at the ends of the bands, and lines between bands."""
         ticks, labels = [], []
         close = self.top * 0.05
         for (first, last), at in zip(self.bands, self.at):

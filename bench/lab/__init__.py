@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""What the commands of bench/ share: building, images, guests, tables."""
+"""Shared by the commands of bench/: building, images, guests, tables."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ HASH_SEED = "6974cafe-0000-4000-8000-000000000002"
 DISK_BYTES = SAS10K.capacity
 FILL_MEMORY = "1G"
 MEASURE_MEMORY = "192M"
-# sources whose change makes a filled image another one
+# A change of these sources changes the filled image.
 FILL_SOURCES = ("fill.c", "random.h")
 PROGRAMS = ("fill", "walk", "lookup", "mailmix", "insn", "changing")
 
 
 class LabError(Exception):
-    """Something the user must know; the text says what to do."""
+    """An error for the user; the text says what to do."""
 
 
 def say(text: str) -> None:
@@ -56,7 +56,7 @@ def say(text: str) -> None:
 
 
 def run(command: list, timeout: float, **kwargs) -> subprocess.CompletedProcess:
-    """Run a host command; an error tells the command and its last words."""
+    """Run a host command; an error names the command and ends with its last output."""
     command = [str(c) for c in command]
     try:
         done = subprocess.run(
@@ -118,7 +118,7 @@ def make(*targets: str, timeout: float = 3600) -> None:
 
 
 def leave_on_sigterm() -> None:
-    """Mounts, loop devices, guests and scratch files go on this way out, too; a second signal does not end that."""
+    """Also clean up mounts, loop devices, guests and scratch files on SIGTERM; ignore a second one meanwhile."""
 
     def leave(*_):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -128,7 +128,7 @@ def leave_on_sigterm() -> None:
 
 
 def compile_tools() -> Path:
-    """Build fill, walk and their like; gives the directory they are in."""
+    """Build fill, walk and the other workloads; return their directory."""
     out = BUILD / "bench"
     out.mkdir(parents=True, exist_ok=True)
     headers = max(path.stat().st_mtime for path in WORKLOADS.glob("*.h"))
@@ -148,7 +148,7 @@ def sha256(path: Path) -> str:
 
 @contextlib.contextmanager
 def scratch(prefix: str) -> Iterator[Path]:
-    """A directory next to the cache (so copies can share blocks), gone afterwards."""
+    """A temporary directory next to the cache, so that copies can share blocks."""
     base = cache_dir()
     for old in base.glob("tmp-*"):
         # left behind by a run that was killed
@@ -179,10 +179,10 @@ def mke2fs() -> Path:
 
 
 def make_fs(kind: str, image: Path, size: int = DISK_BYTES, uuid: str = UUID) -> None:
-    """A sparse image with an empty file system. Of two in one guest one needs SECOND_UUID: XFS mounts no number twice.
+    """Make a sparse image with an empty file system. A second one in a guest needs SECOND_UUID: XFS refuses duplicates.
 
-    Inode tables and journal stay unwritten (lazy): the file is sparse, zeros
-    already, and writing them would only fill the host's disk.
+    Inode tables and journal stay unwritten (lazy): the sparse file reads as
+    zeros already, and writing them would only fill the host's disk.
     """
     image.unlink(missing_ok=True)
     with open(image, "wb") as out:
@@ -204,17 +204,17 @@ def make_fs(kind: str, image: Path, size: int = DISK_BYTES, uuid: str = UUID) ->
 
 
 def mkfs_identity(kind: str) -> str:
-    """Changes when an empty file system would come out differently.
+    """A value that changes if an empty file system would come out differently.
 
-    For ext4 that is asked of the file system and not of the program: mke2fs
-    is built anew more often than what it makes changes.
+    For ext4, hash the file system and not the program: mke2fs is rebuilt more
+    often than its output changes.
     """
     if fs_type(kind) == "ext4":
         with scratch("identity") as work:
             image = work / "disk.img"
             make_fs(kind, image)
             text = run([E2FS / "dumpe2fs", image], 120).stdout
-        # what tells the time of day, and the checksum over it
+        # times, and the checksum over them
         stamps = re.compile(r"(Filesystem created|Last \w+( time)?|Checksum):")
         lines = [line for line in text.splitlines() if not stamps.match(line)]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
@@ -227,14 +227,14 @@ def mkfs_identity(kind: str) -> str:
 def mount_options(kind: str, ignore_tree: bool = False) -> str:
     options = "noatime"
     if kind in ("ext4", "itree"):
-        # nothing in the trace that a kernel thread does some seconds after any mount
+        # keep out of the trace what kernel threads do some seconds after a mount
         options += ",noinit_itable,no_prefetch_block_bitmaps"
     if ignore_tree:
         options += ",noitree"
     return options
 
 
-# of volumes: what fills and measures them knows these
+# kinds of volumes that can be filled and measured
 KINDS = ("ext4", "itree", "xfs", "btrfs")
 
 
@@ -243,7 +243,7 @@ def fs_type(kind: str) -> str:
 
 
 def fsck(image: Path) -> None:
-    """Our e2fsck finds nothing to say, or this raises."""
+    """Raise if our e2fsck finds an error."""
     done = subprocess.run(
         [str(E2FS / "e2fsck"), "-f", "-n", str(image)],
         stdin=subprocess.DEVNULL,
@@ -284,14 +284,14 @@ def journal_extents(image: Path) -> tuple[list[tuple[int, int]], int]:
 
 @functools.cache
 def kernel_is_program() -> bool:
-    """Is ITREE_KERNEL a program of this host (make kernel-uml-fast), where others are started by QEMU?"""
+    """Is ITREE_KERNEL a program of this host (make kernel-uml-fast)? QEMU starts other kernels."""
     import uml  # tests/vm
 
     return KERNEL.exists() and uml.is_uml(KERNEL)
 
 
 def disk_name(number: int) -> str:
-    """Of the guest's disk with that number, below its /dev."""
+    """Name, below the guest's /dev, of its disk with that number."""
     import uml  # tests/vm
 
     return uml.disk_name(number) if kernel_is_program() else f"vd{chr(ord('a') + number)}"
@@ -319,7 +319,7 @@ class Step:
 
 @dataclass
 class Report:
-    """What a guest told; traces are read when asked for."""
+    """The results of a guest; reads traces on demand."""
 
     share: Path
     facts: dict
@@ -335,7 +335,7 @@ class Report:
         return json.loads(self.output(step))
 
     def figures(self, step: str, requests: list[records.Request] | None = None) -> dict:
-        """What a step cost; `requests` are its own, if they have been read already: there may be millions."""
+        """The cost of a step; pass its `requests` if they have been read already, as there may be millions."""
         told = self.steps[step]
         return {
             **pricing.summary(self.requests(step) if requests is None else requests),
@@ -355,9 +355,9 @@ def run_guest(
     allow: tuple[str, ...] = (),
     icount: bool = False,
 ) -> Report:
-    """Boot the kernel under test and carry out the steps on (image, file system)s.
+    """Boot the kernel under test and run the steps on (image, file system)s.
 
-    With `icount` the guest is emulated on any host, and its clock goes on by a
+    With `icount` the guest is emulated on any host, and its clock advances by a
     nanosecond with each instruction; see workloads/insn.c.
     """
     import vm  # tests/vm
@@ -376,7 +376,7 @@ def run_guest(
     (share / "result.json").unlink(missing_ok=True)
     try:
         told = vm.run(
-            # -B: the source tree is read only there
+            # -B: the source tree is read-only there
             [sys.executable, "-B", str(BENCH / "lab" / "guest.py"), str(path)],
             kernel=KERNEL,
             memory=memory,
@@ -398,17 +398,17 @@ def run_guest(
 
 
 def run_counted(volume: tuple[Path, str], step: Step, share: Path, timeout: float) -> Report:
-    """Carry out a step on (image, file system) in a guest on one processor whose clock counts instructions.
+    """Run a step on (image, file system) in a guest with one processor whose clock counts instructions.
 
-    The step's own limit is in that clock's seconds, which run with the
-    instructions and not with this machine's: it gets 100 times `timeout`.
+    The step's own time limit is in seconds of that clock, which follows
+    instructions and not the host's time, so it is 100 times `timeout`.
     """
     step = replace(step, trace=False, timeout=100 * timeout)
     return run_guest([volume], [step], share, FILL_MEMORY, timeout, cpus=1, icount=True)
 
 
 def read_report(share: Path, partial: bool = False) -> Report:
-    """What the guest of this share told; with `partial` also of one that did not finish all of its steps."""
+    """Read the results of this share's guest; with `partial` also if it did not finish all of its steps."""
     try:
         facts = json.loads((share / "result.json").read_text())
     except FileNotFoundError as error:
@@ -434,9 +434,9 @@ def _guest_process(arguments: dict) -> None:
 
 
 def run_guests(jobs: list[dict]) -> list[Report]:
-    """Several guests at once, each given as the arguments of run_guest().
+    """Run several guests at once, each given as the arguments of run_guest().
 
-    A process for each, so that all of them can be ended when one fails.
+    Each has its own process, so that all can be killed when one fails.
     """
     fork = multiprocessing.get_context("fork")
     for job in jobs:
@@ -481,7 +481,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 class ImageCache:
-    """One image a label; its inputs' hash tells whether it still holds."""
+    """One image per label, valid as long as the hash of its inputs is the same."""
 
     def __init__(self, label: str, inputs: dict):
         self.dir = cache_dir() / label
@@ -515,7 +515,7 @@ class ImageCache:
 
 
 def kernel_version() -> str:
-    """Version of the kernel image, as 6.12.1 (boot protocol: pointer at 0x20e; what is no image has it beside)."""
+    """Version of the kernel image, as 6.12.1 (boot protocol: pointer at 0x20e; for a program, in a file beside it)."""
     if kernel_is_program():
         return (KERNEL.parent / "release").read_text().strip()
     with open(KERNEL, "rb") as image:
@@ -528,7 +528,7 @@ def kernel_version() -> str:
 
 
 def fill_inputs(kind: str, **parameters) -> dict:
-    # our kernel differs from its release in ext4 alone
+    # our kernel differs from its release only in ext4
     inputs = {
         "kernel": sha256(KERNEL) if fs_type(kind) == "ext4" else kernel_version(),
         "mkfs": parameters.get("mkfs") or mkfs_identity(kind),
@@ -560,7 +560,7 @@ def table_markdown(head: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def pick_python() -> None:
-    """Run again with the project's own Python when this one lacks matplotlib."""
+    """Restart with the project's own Python if this one lacks matplotlib."""
     own = BUILD / "venv" / "bin" / "python3"
     try:
         import matplotlib  # noqa: F401

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-only
-"""Carry out a list of steps on disks inside the guest; see bench/README.md.
+"""Run a list of steps on disks inside the guest; see bench/README.md.
 
 The job is a JSON file that bench/lab/ writes; results go to result.json
 next to it after every step. A step runs one command, cold (fresh mount and
@@ -57,7 +57,7 @@ class Disk:
             self.options = ""
 
     def settle(self) -> None:
-        """Leave nothing dirty and nothing cached."""
+        """Write back everything dirty and drop caches."""
         os.sync()
         put(Path("/proc/sys/vm/drop_caches"), "3")
         for _ in range(300):
@@ -93,7 +93,7 @@ def carry_out(disk: Disk, second: Disk | None, step: dict, share: Path) -> dict:
     options = step["options"]
     if second:
         second.umount()
-        # a volume that is only read may be mounted so, but not the one that copies go to
+        # the volume that is read may be mounted read-only, but not the target of copies
         second.mount(",".join(o for o in options.split(",") if o != "ro"))
     if step["cold"] or options != disk.options:
         disk.umount()
@@ -129,7 +129,7 @@ def carry_out(disk: Disk, second: Disk | None, step: dict, share: Path) -> dict:
 
 
 def limits_as_booted() -> None:
-    """How many files may be open on a machine that systemd booted (systemd-system.conf(5), DefaultLimitNOFILE=)."""
+    """Set the limit of open files that systemd would set (systemd-system.conf(5), DefaultLimitNOFILE=)."""
     put(Path("/proc/sys/fs/file-max"), str(2**63 - 1))
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 524288))
 
@@ -138,7 +138,7 @@ def carry_out_all(job: dict, share: Path) -> None:
     limits_as_booted()
     disks = {name: Disk(name, fstype) for name, fstype in job["disks"].items()}
     for name in disks:
-        # one queue of a rotating disk: what a SATA or SAS disk gets by default
+        # the default scheduler of rotating SATA and SAS disks, which have one queue
         put(Path(f"/sys/block/{name}/queue/scheduler"), "mq-deadline")
     memory = Path("/proc/meminfo").read_text().splitlines()[0].split()
     result: dict = {

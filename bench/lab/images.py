@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Filled volumes for bench/peers and bench/matrix: made in a guest, measured while they are made, kept."""
+"""Filled volumes for bench/peers and bench/matrix: filled and measured in a guest, kept in the cache."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from trace import records
 AGED_PERCENT = 30
 USUAL_BYTES = 4096
 
-# Asking takes a second, and the answer holds while this program runs.
+# This takes a second, and cannot change while this program runs.
 _mkfs_identity = functools.cache(lab.mkfs_identity)
 
 
 @dataclass(frozen=True)
 class Volume:
-    """One directory `dir` on a file system of its own, and how it came to be.
+    """One directory `dir` on a file system of its own, and how it is filled.
 
-    sync_every: ext4 commits by number of files and not by the clock, so that
-    all of its kinds write the same transactions; 0 leaves its 5 seconds.
+    sync_every: make ext4 commit by number of files and not by time, so that
+    all of its kinds write the same transactions; 0 keeps its default of 5 s.
     """
 
     kind: str
@@ -61,14 +61,14 @@ class Volume:
 
 
 def make(volume: Volume, tools, timeout: float) -> tuple[lab.ImageCache, dict]:
-    """Fill the volume anew; gives its place in the cache and what filling cost.
+    """Fill the volume again; return its place in the cache and the cost of filling.
 
-    Needs the lock of the cache. For ext4 the figures hold the journal blocks
-    written, and e2fsck has found nothing to say.
+    Needs the lock of the cache. For ext4 the figures include the journal
+    blocks written, and e2fsck has checked the volume.
     """
     cache = volume.cache()
     with lab.scratch("fill") as work:
-        # with what was deleted on the way, which stays in the image
+        # including deleted files, whose blocks stay in the image
         grown = AGED_PERCENT / (100 - AGED_PERCENT) if volume.fill == "aged" else 0
         lab.need_space(work, int(volume.count * (volume.bytes + 1024) * (1.2 + 2 * grown)) + (2 << 30))
         cache.drop()
@@ -96,7 +96,7 @@ def make(volume: Volume, tools, timeout: float) -> tuple[lab.ImageCache, dict]:
 
 
 def filled(volume: Volume, tools, timeout: float) -> lab.ImageCache:
-    """The volume's place in the cache; filled if it is not there. Needs the lock of the cache."""
+    """The volume's place in the cache; fills it if it is missing. Needs the lock of the cache."""
     cache = volume.cache()
     if not cache.get():
         cache, _ = make(volume, tools, timeout)
@@ -104,7 +104,7 @@ def filled(volume: Volume, tools, timeout: float) -> lab.ImageCache:
 
 
 def directory_blocks(image) -> dict[str, int]:
-    """Blocks of the directory `dir` as debugfs tells them: names, and the tree's (logical 0x80000000 on)."""
+    """Blocks of the directory `dir` from debugfs: for names, and for the tree (logical 0x80000000 on)."""
     text = lab.run([lab.E2FS / "debugfs", "-R", "extents /dir", image], 120).stdout
     told = {"names": 0, "tree": 0}
     for line in text.splitlines():

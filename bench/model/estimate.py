@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""What looking at every file of a directory asks of the disk, worked out and not measured.
+"""Estimate the disk requests of a stat of every file in a directory, without measuring.
 
-For itree-advise: from the names' order, the places of the inode tables and of
-the directory's blocks it makes the requests that ext4 would, in the order in
-which readdir gives the names now, and in the order of a tree. Nothing here
-reads a disk.
+For itree-advise: from the order of the names, the places of the inode tables
+and of the directory's blocks, compute the requests that ext4 would make, in
+the current order of readdir and in the order of a tree. Nothing here reads a
+disk.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from model.disks import Disk
 from model.pricing import price
 from trace.records import SECTOR, Request
 
-# ext4 reads this many blocks of an inode table around the one it wants (inode_readahead_blks)
+# ext4 reads this many blocks of an inode table around the one it needs (inode_readahead_blks)
 INODE_READAHEAD = 32
-# one request, as the block layer makes them from neighbouring blocks
+# the largest request that the block layer makes from neighbouring blocks
 SWEEP_BYTES = 1 << 20
-# bytes of tree an entry takes, as docs/results.md has them
+# bytes of tree per entry, from docs/results.md
 TREE_BYTES = 9
 
 
@@ -36,14 +36,14 @@ class Geometry:
     tables: list[int]  # first block of each group's inode table
 
     def block_of(self, inode: int) -> int:
-        """The block of the inode's table that it is in."""
+        """The block of the inode table that holds the inode."""
         group, index = divmod(inode - 1, self.inodes_per_group)
         if not 0 <= group < len(self.tables):
             raise ValueError(f"inode {inode} is in group {group}, of which there is none")
         return self.tables[group] + index * self.inode_size // self.block_size
 
     def window_of(self, inode: int) -> int:
-        """The first block of what is read when the inode is wanted."""
+        """The first of the blocks that are read for the inode."""
         group = (inode - 1) // self.inodes_per_group
         start = self.tables[group]
         return start + (self.block_of(inode) - start) // INODE_READAHEAD * INODE_READAHEAD
@@ -55,14 +55,14 @@ def _request(block: int, blocks: int, block_size: int) -> Request:
 
 
 class Cache:
-    """Windows of inode tables in memory; the one used longest ago goes first."""
+    """Windows of inode tables in memory, evicted in LRU order."""
 
     def __init__(self, size: int):
         self.size = max(size, 1)
         self.held: OrderedDict[int, None] = OrderedDict()
 
     def has(self, key: int) -> bool:
-        """Whether it was there; it is now."""
+        """Return whether the window was cached, and cache it."""
         if key in self.held:
             self.held.move_to_end(key)
             return True
@@ -75,14 +75,14 @@ class Cache:
 def in_readdir_order(inodes: list[int], blocks: list[int], hashed: bool, where: Geometry, memory: int) -> list[Request]:
     """Requests of getdents and lstat in the order given.
 
-    inodes: as readdir gave them; blocks: the directory's, in logical order;
-    hashed: it has an index, whose leaves come in an order that has nothing to
-    do with their places; memory: bytes for inode tables.
+    inodes: in readdir's order; blocks: the directory's, in logical order;
+    hashed: it has an index, so the order of its leaves is unrelated to their
+    places; memory: bytes for inode tables.
     """
     order = list(blocks)
     if hashed:
-        # The root is first. Which leaf follows which cannot be seen from outside; leaves are
-        # split in random order of their hashes, so any shuffle is like it, and this one is always the same.
+        # The root is first. The order of the leaves cannot be seen from outside. Leaves are split
+        # in random order of their hashes, so any shuffle is as good; this one is reproducible.
         rest = order[1:]
         random.Random(len(order)).shuffle(rest)
         order = order[:1] + rest
@@ -100,7 +100,7 @@ def in_readdir_order(inodes: list[int], blocks: list[int], hashed: bool, where: 
 
 
 def sweep(blocks: Iterable[int], size: int, block_size: int) -> list[Request]:
-    """Requests that read pieces of `size` blocks in the order of the disk, neighbours together."""
+    """Requests that read pieces of `size` blocks in disk order, merging neighbours."""
     requests: list[Request] = []
     most = SWEEP_BYTES // SECTOR
     for block in sorted(set(blocks)):
@@ -115,7 +115,7 @@ def sweep(blocks: Iterable[int], size: int, block_size: int) -> list[Request]:
 
 
 def in_tree_order(inodes: list[int], blocks: list[int], where: Geometry) -> list[Request]:
-    """Requests of the same with a tree: directory in one sweep, its tree, inode tables in one sweep."""
+    """The same requests with a tree: the directory in one sweep, its tree, the inode tables in one sweep."""
     directory = sweep(blocks, 1, where.block_size)
     tree = -(-len(inodes) * TREE_BYTES // where.block_size)
     if directory and tree > 1:
@@ -126,12 +126,12 @@ def in_tree_order(inodes: list[int], blocks: list[int], where: Geometry) -> list
 
 
 def data_seconds(extents: list[tuple[int, int]], total: int, disk: Disk) -> tuple[float, float]:
-    """Seconds to read the data of `total` files: in the order given, and in the order of the disk.
+    """Seconds to read the data of `total` files: in the order given, and in disk order.
 
-    extents: (byte on the disk, bytes) of the first extent of a sample of
-    them in readdir order. In the order of the disk, between neighbours of a
-    sample of one in n lie n - 1 other files: each step from one start to the
-    next stands for n steps of an nth.
+    extents: (byte on the disk, bytes) of the first extent of a sample of the
+    files, in readdir order. If the sample is one file in n, n - 1 other files
+    lie between its neighbours in disk order, so each step between these counts
+    as n steps of an nth.
     """
     if not extents:
         return 0.0, 0.0

@@ -2,10 +2,10 @@
 /*
  * changing - list a directory, at rest or while another process changes it
  *
- * Prints the names that getdents64 gave, the calls, and for how many
+ * Prints how many names getdents64 returned, in how many calls, and how many
  * nanoseconds this process ran on a processor: under QEMU's -icount shift=0
- * these are instructions (see insn.c). What the other process takes is not in
- * it. The directory is read once before, so that it is in memory.
+ * these are instructions (see insn.c). The other process is not included. The
+ * directory is read once before, so that it is in memory.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -39,7 +39,7 @@ static uint64_t ran(void)
 	uint64_t ns;
 	FILE *in;
 
-	/* what it ran is counted when it stops running */
+	/* the kernel updates the counter when the process stops running */
 	usleep(1000);
 	in = fopen("/proc/self/schedstat", "re");
 	if (!in || fscanf(in, "%" SCNu64, &ns) != 1)
@@ -48,7 +48,7 @@ static uint64_t ran(void)
 	return ns;
 }
 
-/* Creates and removes a name, so often a second, until it is killed. */
+/* Creates and removes a name, per_second times a second, until killed. */
 static void change(const char *dir, unsigned long per_second)
 {
 	struct timespec pause = { .tv_nsec = 1000000000L / (long)per_second };
