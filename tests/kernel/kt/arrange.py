@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""`e4itree arrange` on a volume in use, and with the power cut. More of it: tests/e2fsprogs/test_arrange.py."""
+"""`e4itree arrange` on a volume in use, and with power cuts. See also tests/e2fsprogs/test_arrange.py."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ CUTS, ALL_CUTS = 30, 200
 
 
 def content(name: str) -> bytes:
-    """What a file of this name holds: any piece of it tells whose it is."""
+    """The content of a file of this name; any piece of it identifies the file."""
     size = SIZES[int(name[1:]) % len(SIZES)]
     return (hashlib.sha256(name.encode()).digest() * (size // 32 + 1))[:size]
 
 
 def scattered(where: str, n: int, seed: int = 3) -> list[str]:
-    """Files whose data lies in another order than their inodes."""
+    """Make files whose data is not in the order of their inodes."""
     os.makedirs(where)
     names = [f"f{i:05}" for i in range(n)]
     for name in names:
@@ -46,7 +46,7 @@ def want_content(g: Guest, where: str, names: list[str]) -> None:
 
 
 def reads(out: str) -> tuple[int, int, int]:
-    """Files moved, and reads before and after, as e4itree tells."""
+    """Files moved, and reads before and after, as e4itree reports."""
     found = re.search(r"moved (\d+) of .* took (\d+) reads and take (\d+)", out)
     if not found:
         raise Failed(f"e4itree arrange says {out!r}")
@@ -54,7 +54,7 @@ def reads(out: str) -> tuple[int, int, int]:
 
 
 def busy(g: Guest) -> None:
-    """Writers, readers and deleters beside: what they write is there, and the rest is as it was."""
+    """With concurrent writers, readers and deleters: their changes persist, and the rest is unchanged."""
     g.mount()
     d = g.path()
     names = scattered(d, g.p["n"])
@@ -108,7 +108,7 @@ def busy(g: Guest) -> None:
         g.equal(pathlib.Path(d, x).read_bytes() == data, True, f"{x}: what was written last")
     g.equal([x for x in gone if os.path.exists(os.path.join(d, x))], [], "deleted files")
     g.want(moved > len(names) // 2, f"only {moved} files were moved")
-    # In the end, nobody beside.
+    # At the end, without concurrent changes.
     e4itree(g, "arrange", d)
     out = e4itree(g, "arrange", "-n", d).stdout
     g.want("in order already" in out, f"after the last run: {out}")
@@ -129,7 +129,7 @@ case(
 
 
 def power_cut(g: Guest) -> None:
-    """The power fails while files are moved: each has its content, in its old place or in its new one."""
+    """The power fails while files are moved: each keeps its content, in its old place or in its new one."""
     g.mount(g.p["options"])
     d = g.path()
     names = scattered(d, g.p["n"])

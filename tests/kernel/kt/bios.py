@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""A cold listing reads in few bios: a limit of io.max counts those, not the requests that they are merged into."""
+"""A cold listing reads in few bios: io.max limits bios, not the requests that they merge into."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def group_reads(group: pathlib.Path) -> int:
 
 
 def list_in(group: pathlib.Path, path: str, stat: bool) -> int:
-    """Runs in a process of its own: lists a directory in the control group and returns the number of names."""
+    """List a directory in the control group, in a separate process; return the number of names."""
     join(group)
     count = 0
     with os.scandir(path) as entries:
@@ -38,7 +38,7 @@ def list_in(group: pathlib.Path, path: str, stat: bool) -> int:
 
 
 def most_blocks(g: Guest) -> int:
-    """Blocks that one request of this disk takes, of pages that are scattered in memory."""
+    """The most blocks in a request of this disk, for pages that are scattered in memory."""
     queue = pathlib.Path(f"/sys/block/{g.disk}/queue")
     segments = min(int((queue / "max_segments").read_text()), 256)
     size = min(segments * os.sysconf("SC_PAGESIZE"), int((queue / "max_sectors_kb").read_text()) << 10)
@@ -85,7 +85,7 @@ def buffers_kib() -> int:
 
 
 def given_back(g: Guest) -> None:
-    """Blocks that a listing has read ahead are no longer held when it has ended: memory reclaim frees them all."""
+    """When a listing has ended, the blocks it has read ahead are not pinned: reclaim frees them all."""
     g.mount(QUIET)
     g.t("fill", "--dir", g.path(), "--model", g.model(), "--n", g.p["n"], "--names", "mixed")
     for stat in (False, True):

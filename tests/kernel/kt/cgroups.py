@@ -17,7 +17,7 @@ WHERE = pathlib.Path("/tmp/itree-cgroups")  # /sys/fs/cgroup may be mounted alre
 
 @contextlib.contextmanager
 def control_groups(controller: str) -> Iterator[pathlib.Path]:
-    """The directory in which groups with this controller can be made, inside the block only."""
+    """Context: the directory in which groups with this controller can be made."""
     WHERE.mkdir(exist_ok=True)
     subprocess.run(["mount", "-t", "cgroup2", "none", WHERE], check=True)
     try:
@@ -29,7 +29,7 @@ def control_groups(controller: str) -> Iterator[pathlib.Path]:
 
 
 def small_group(group: pathlib.Path, mebibytes: int) -> None:
-    """Makes a group that may take so much memory."""
+    """Make a group with this limit of memory."""
     group.mkdir()
     (group / "memory.max").write_text(str(mebibytes << 20))
     with contextlib.suppress(OSError):  # no swap in this kernel
@@ -37,11 +37,11 @@ def small_group(group: pathlib.Path, mebibytes: int) -> None:
 
 
 def join(group: pathlib.Path) -> None:
-    """This process belongs to the group from now on."""
+    """Move this process into the group."""
     (group / "cgroup.procs").write_text(str(os.getpid()))
 
 
 def want_alive(g: Guest, group: pathlib.Path) -> None:
-    """Nobody in the group was killed for want of memory."""
+    """Check that the OOM killer killed no process in the group."""
     events = dict(line.split() for line in (group / "memory.events").read_text().splitlines())
     g.equal(events["oom_kill"], "0", f"{group.name}: killed for want of memory")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Listings of a directory that changes between two calls: all names, none removed before, no block looked at anew."""
+"""Listings of a directory that changes between two calls: all names, no removed ones, no block searched again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fill(g: Guest, n: int) -> tuple[str, list[str]]:
 
 
 def listing(g: Guest, d: str, buf: int, between) -> tuple[list[str], int]:
-    """The names of a listing, and how many directory blocks it looked through; `between` is called after each call."""
+    """The names of a listing, and how many directory blocks it searched; `between` is called after each call."""
     before = g.counter("visits")
     one = Stream(d, buf)
     try:
@@ -39,7 +39,7 @@ def listing(g: Guest, d: str, buf: int, between) -> tuple[list[str], int]:
 
 
 def storm(g: Guest) -> None:
-    """With a create and an unlink between each two calls, a listing looks at little more blocks than at rest."""
+    """With a create and an unlink between each two calls, a listing searches few more blocks than at rest."""
     d, names = fill(g, g.p["full" if g.job["full"] else "n"])
     for buf in BUFFERS:
         storm_of(g, d, names, buf)
@@ -67,7 +67,7 @@ def storm_of(g: Guest, d: str, names: list[str], buf: int) -> None:
 
 
 def removed(g: Guest) -> None:
-    """Of names that are removed, moved away or made anew ahead of the reader, those that are gone do not come."""
+    """Names are removed, moved away or recreated ahead of the reader: it does not return those that are gone."""
     d, names = fill(g, g.p["n"])
     os.mkdir(g.path("other"))
     for buf in BUFFERS:
@@ -103,7 +103,7 @@ def removed_of(g: Guest, d: str, names: list[str], buf: int) -> list[str]:
 
 
 def fill_pairs(g: Guest) -> tuple[str, list[list[str]]]:
-    """A directory, and pairs of names with equal hashes: the first of each is there, behind all others."""
+    """Fill a directory, and make pairs of names with equal hashes, of which the first exists, after all others."""
     d, _ = fill(g, g.p["n"] // 5)
     g.t("collide", "--dir", g.path("pairs"), "--model", g.model(), "--m", 1500000, "--n", 200,
         "--plan", SEED_WORDS, timeout=120)  # fmt: skip
@@ -117,7 +117,7 @@ def fill_pairs(g: Guest) -> tuple[str, list[list[str]]]:
 
 
 def linked(g: Guest) -> None:
-    """A link made ahead of the reader, with the key of a name that it had noted, does not take that name's place."""
+    """A link made ahead of the reader, with the key of a recorded name, does not replace that name."""
     d, pairs = fill_pairs(g)
     calls = 0
 

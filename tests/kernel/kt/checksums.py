@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Checksums of nodes, which are worked out when a transaction commits: right on a frozen disk, on no other block."""
+"""Checksums of nodes, computed when a transaction commits: correct on a frozen disk, and in no other block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NODE = (b"ITRE", b"ITRF")  # what nodes begin with, free ones too
 
 
 def looks_like_node(bs: int, magic: bytes, number: int) -> bytes:
-    """A block of a file that could be taken for a node whose checksum is missing."""
+    """A block of a file that looks like a node without its checksum."""
     return magic + bytes(4) + (number.to_bytes(4, "little") * (bs // 4))[: bs - 8]
 
 
@@ -73,7 +73,7 @@ class Volume:
 
 
 def reuse(g: Guest) -> None:
-    """Blocks that were nodes a moment ago become data, directories and nodes of other directories, and back."""
+    """Reuse blocks of freed nodes for data, directories and other directories' nodes, and back."""
     options = "data=journal" if g.p["journal_data"] else ""
     g.mount(options)
     v = Volume(g)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Damaged trees (a smoke test): no operation fails, no name is lost, the log tells, e2fsck repairs."""
+"""Damaged trees (a smoke test): no operation fails, no name is lost, the kernel logs it, e2fsck repairs it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def damage(kind: str, data: bytearray, rng: int) -> None:
         at = HEAD + 8 * 3
         data[at : at + 16] = data[at + 8 : at + 16] + data[at : at + 8]
     elif kind == "hash":
-        # A key whose name does not exist, in order all the same.
+        # A key without a name, but in the right order.
         at = HEAD + 8 * 5
         ino, hash_ = struct.unpack_from("<II", data, at)
         struct.pack_into("<II", data, at, ino, hash_ ^ 2)
@@ -73,7 +73,7 @@ def damage(kind: str, data: bytearray, rng: int) -> None:
 
 
 def want_told(g: Guest, ino: int) -> None:
-    """The log names the directory, and has no error: for that, errors= would want a remount or a panic."""
+    """Check that the log names the directory but has no ext4 error, which would trigger errors=."""
     log = g.log()
     told = re.findall(r"EXT4-fs warning .* itree block .*", log)
     g.want(bool(told), "nothing in the kernel log")
@@ -108,7 +108,7 @@ def corrupt(g: Guest) -> None:
     g.mount("errors=continue")
 
     def read() -> None:
-        # Every name is there; order is not to be had.
+        # Every name is there, in any order.
         g.t("list", "--dir", d, "--model", g.model())
         g.t("list", "--dir", d, "--model", g.model(), "--buf", 400)
 
@@ -141,7 +141,7 @@ def corrupt(g: Guest) -> None:
     g.t("lookup", "--dir", d, "--model", g.model())
     g.again("errors=continue")
     read()
-    # It works without a tree, loops come to an end, and it can go.
+    # It works without a tree, loops end, and it can be removed.
     for mode in ("create", "replace"):
         g.t("loop", "--mode", mode, "--dir", d, "--model", g.model(), "--buf", 400)
     g.t("empty", "--dir", d, "--model", g.model(), "--m", 100)
@@ -173,7 +173,7 @@ _row("leaf", "hash", "scan", NOCSUM)
 
 
 def damage_block(g: Guest, how: str, where: str, d: str):
-    """Makes a block of the tree unreadable or corrupt; returns what ends that, if anything has to."""
+    """Make a block of the tree unreadable or corrupt; return a function that undoes this, if needed."""
     mapped = Faulty(g)
     g.mount()
     bsize, blocks = os.statvfs(g.mnt).f_bsize, g.tree_blocks(d)
@@ -196,7 +196,7 @@ def superblock(g: Guest) -> dict[str, str]:
 
 
 def bad_tree(g: Guest) -> None:
-    """A bad tree costs a line in the log: no remount, no panic, no name; the next boot checks and repairs it."""
+    """A bad tree costs only a line in the log: no remount, no panic, no lost name; the next boot repairs it."""
     g.mount()
     d = g.path()
     g.t("fill", "--dir", d, "--model", g.model(), "--n", 2500)
@@ -258,7 +258,7 @@ for _errors in ("remount-ro", "panic"):
 
 
 def htree_root(g: Guest) -> None:
-    """A root of the htree that names no hash there is: names are listed and found, with a tree and without."""
+    """The htree's root has an unknown hash version: names are listed and found, with a tree and without."""
     g.mount()
     made = {}
     for name, count in (("small", 60), ("large", 1500)):
@@ -294,7 +294,7 @@ case(
 
 
 def long_dot(g: Guest) -> None:
-    """The entry of "." is longer than it has to be: ".." has the inode that stands behind it."""
+    """The entry of "." is longer than necessary: ".." has the inode that follows it."""
     g.mount()
     os.mkdir(g.path())
     os.mknod(g.path("d/file"))

@@ -14,7 +14,7 @@ LOG = (
 )
 
 # A stock 6.12 does not count the blocks that replay of a fast commit adds to
-# a directory; e2fsck puts it right. Nothing else is excused.
+# a directory; e2fsck corrects that. Nothing else is allowed.
 KNOWN = r"^Inode \d+, i_blocks is \d+, should be \d+"
 
 
@@ -66,7 +66,7 @@ _row("orphan-file-1k", 8, "fast_commit,orphan_file", 1024)
 
 
 def unreplayed(g: Guest) -> None:
-    """Both features are set, and power fails. A kernel without the itree replays the journal and mounts read-only."""
+    """Power fails with both features set: a kernel without the itree replays the journal and mounts read-only."""
     common = ["--dir", g.mnt, "--model", g.model(), "--dirs", 2, "--names", "mixed"]
     g.mount()
     g.want("fast commits are off" in g.log(), "nothing in the log")

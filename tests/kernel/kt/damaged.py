@@ -2,9 +2,9 @@
 """Damaged images by the thousand: the generator of tests/hostile hits the trees, the kernel mounts, lists and changes.
 
 The cases damaged-many do so for all kinds of file systems, a fraction of a second an image; with damaged-repaired
-e2fsck repairs each, and it is mounted and listed once more. What a checksum does not show is among it: nodes with
-wrong content and a right checksum. The names are all in the directory's own blocks, which are left alone, so each has
-to be listed, once. They are mounted with errors=remount-ro, which no damage of a tree may set off.
+e2fsck repairs each, and it is mounted and listed once more. Some damage passes the checksums: nodes with wrong content
+and a valid checksum. The names are all in the directory's own blocks, which are not damaged, so each must be listed
+once. The images are mounted with errors=remount-ro, which damage of a tree must not trigger.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FEW, MANY = 60, 180  # of each of the eleven bases
 
 
 def damaged(g: Guest) -> None:
-    """`itree-t damaged` goes through all of them; a line of the kernel log before each says what was done."""
+    """`itree-t damaged` tests all of them; before each it logs the damage to the kernel log."""
     good, image = g.tmp / "good", g.tmp / "image"
     fsck = ["--fsck", g.tool("e2fsck")] if g.p.get("repaired") else []
     seeds = g.case.planned(g.job["full"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Deliveries into maildirs that are not in memory: they read what stock ext4 reads, and build no tree for that."""
+"""Deliveries into maildirs that are not in memory read as much as on stock ext4, and do not build a tree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def boxes(g: Guest) -> list[str]:
 
 
 def fill(g: Guest) -> None:
-    """Maildirs that grow side by side, and so lie in pieces, each until it has its size."""
+    """Grow maildirs side by side, so that they are fragmented, each to its final size."""
     rng = random.Random(7)
     bsize = os.statvfs(g.mnt).f_bsize
     left = {box: rng.randint(LEAST, MOST) * bsize for box in boxes(g)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Dentries that a scan makes for readers who look at the inodes of the names they get."""
+"""Dentries that a scan makes for readers that stat the names they get."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def fill(g: Guest) -> str:
 
 
 def read(g: Guest, d: str, look: range, size: int = BUFFER) -> tuple[list[int], list[int], list[int]]:
-    """Lists; looks at the inodes in the calls of `look`.
+    """List a directory, and stat the names of the calls in `look`.
 
-    Returns by the call: the names, the dentries that the call made, those that the looks made.
+    Returns for each call: the names, the dentries that the call made, those that stat made.
     """
     names, made, looked, seen = [], [], [], set()
     one = Reader(d, size)
@@ -90,7 +90,7 @@ def read(g: Guest, d: str, look: range, size: int = BUFFER) -> tuple[list[int], 
 
 
 def reader(g: Guest) -> None:
-    """Who looks gets some dentries with the second call, then all; who does not, none; who ceases, two calls'."""
+    """A reader that stats gets some dentries with the second call, then all; after it stops, those of two calls."""
     d = fill(g)
     g.again()
     names, made, looked = read(g, d, range(0))
@@ -119,7 +119,7 @@ def reader(g: Guest) -> None:
 
 
 def changes(g: Guest) -> None:
-    """Names change between the call that made their dentries and the look at them."""
+    """Names change between the call that made their dentries and the stat."""
     d = fill(g)
     g.again()
     g.t("fill", "--dir", g.path("pool"), "--model", g.model("pool"), "--n", g.p["n"] // 4)
@@ -167,7 +167,7 @@ def changes(g: Guest) -> None:
 
 
 def compare(g: Guest, d: str) -> None:
-    """What memory says of each name is what the disk says."""
+    """Check that each name in memory agrees with the disk."""
     warm = {e.name: os.lstat(e.path).st_ino for e in os.scandir(d)}
     g.again()
     cold = {e.name: os.lstat(e.path).st_ino for e in os.scandir(d)}
@@ -209,7 +209,7 @@ def _look(d: str, until: float, passes) -> None:
 
 
 def busy(g: Guest) -> None:
-    """Three readers who look, two writers: what is in memory afterwards is what is on the disk."""
+    """Three readers that stat, two writers: afterwards, memory and disk agree."""
     d = fill(g)
     g.again()
     until = time.monotonic() + g.p["seconds"]

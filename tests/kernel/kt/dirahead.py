@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Small files that the kernel reads ahead of whoever reads a directory's files in inode order: few requests for them,
-none for other readers, and the data that is on the disk."""
+"""Readahead of small files for readers that read a directory's files in inode order: few requests for these readers,
+none for others, and always the data on the disk."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from kt.registry import case
 SMALL = 128 << 10  # larger files have readahead of their own
 STREAK = 8  # reads that make a reader one to follow
 FIRST_RUN = 16  # files of the first run
-SURE = 1000  # a reader of so many goes on, the kernel thinks
-EXTRA = 1.01  # reads of others may be so many times what they are without
-TWICE = 1.02  # data may be read so many times over
-TWICE_IN_32 = 1.10  # where one run has to be lost to learn how short they must be
+SURE = 1000  # after this many files, the kernel assumes that a reader continues
+EXTRA = 1.01  # bound for reads of other readers, relative to those without readahead
+TWICE = 1.02  # bound for how often data is read
+TWICE_IN_32 = 1.10  # the same if one run has to be lost to learn how short they must be
 PATIENCE = 30
 
 
 def content(name: str, size: int) -> bytes:
-    """What a file of this name holds; no two are alike."""
+    """The content of a file of this name; no two are alike."""
     seed = hashlib.sha256(name.encode()).digest()
     return (seed * (size // len(seed) + 1))[:size]
 
@@ -63,7 +63,7 @@ class Files:
         self.g.want_tree(self.where)
 
     def age(self) -> None:
-        """Files come and go until those of neighbouring inodes lie apart."""
+        """Create and delete files until those with neighbouring inodes are far apart."""
         rng = random.Random(11)
         for turn in range(3):
             gone = rng.sample(sorted(self.size), len(self.size) // 3)
@@ -79,7 +79,7 @@ class Files:
             return [name for _, name in sorted((entry.inode(), entry.name) for entry in entries)]
 
     def wrong(self, names: list[str], read=None) -> list[str]:
-        """Reads them, one after the other; those that do not hold what they should."""
+        """Read the files in order; return those with wrong content."""
         return [name for name in names if (read or self.read)(name) != content(name, self.size[name])]
 
     def read(self, name: str) -> bytes:
@@ -91,7 +91,7 @@ def switch(g: Guest, size: int) -> None:
 
 
 def measure(files: Files, func, on: bool = True, options: str = QUIET) -> dict[str, int]:
-    """Disk reads of some work on the cold volume, and what the kernel says that it read ahead."""
+    """Disk reads of some work on the cold volume, and the kernel's count of what it read ahead."""
     g = files.g
     g.again(options)
     g.settle()
@@ -118,7 +118,7 @@ def note(g: Guest, what: str, found: dict[str, int]) -> None:
 
 
 def in_order(g: Guest) -> None:
-    """Whoever reads in inode order takes few requests, no more data, and gets what is in the files."""
+    """A reader in inode order takes few requests, reads no extra data, and gets the files' content."""
     files = made(g)
     names = files.in_inode_order()
     for how, read in (("read", files.read), ("copy", lambda name: copied(g, files, name))):
@@ -135,7 +135,7 @@ def in_order(g: Guest) -> None:
 
 
 def copied(g: Guest, files: Files, name: str) -> bytes:
-    """What sendfile(2) gives, as cp and NFS servers read."""
+    """The data from sendfile(2), which cp and NFS servers use."""
     source = os.open(os.path.join(files.where, name), os.O_RDONLY)
     target = os.open(f"/dev/shm/copied-{g.disk}", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     try:
@@ -149,7 +149,7 @@ def copied(g: Guest, files: Files, name: str) -> bytes:
 
 
 def other_orders(g: Guest) -> None:
-    """Readers that it cannot help: at random, each tenth file, backwards, those who look at inodes or remove."""
+    """Readers that it cannot help: at random, every tenth file, backwards, stat only, unlink."""
     files = made(g)
     names = files.in_inode_order()
     some = random.Random(3).sample(names, len(names))
@@ -188,9 +188,9 @@ def ends(g: Guest) -> None:
 
 
 def threads(g: Guest) -> None:
-    """Eight threads that share the files of a directory out among them, and two readers at once.
+    """Eight threads that share the files of a directory, and two readers at once.
 
-    While one thread reads ahead, the others come past and read alone.
+    While one thread reads ahead, the others overtake it and read on their own.
     """
     files = made(g)
     names = files.in_inode_order()
@@ -220,8 +220,8 @@ def threads(g: Guest) -> None:
 
 
 def changes(g: Guest) -> None:
-    """While one reads, others write, truncate, punch, replace and remove files ahead of it: each read gives what the
-    file held then."""
+    """While one process reads, others write, truncate, punch, replace and remove files ahead of it: each read returns
+    the file's content at that time."""
     files = made(g)
     names = files.in_inode_order()
     rng = random.Random(5)
@@ -302,7 +302,7 @@ def read_in(files: Files, group: pathlib.Path, names: list[str]) -> None:
 
 
 def errors(g: Guest) -> None:
-    """What cannot be read costs the reader of that file an error, as without, and nobody else."""
+    """Only the reader of an unreadable file gets an error, as without readahead."""
     disk = Faulty(g)
     files = made(g)
     names = files.in_inode_order()
@@ -331,7 +331,7 @@ def errors(g: Guest) -> None:
 
 
 class Blocked(Sleeper):
-    """Reads files until one of them waits for a disk that does not answer."""
+    """Reads files until one read waits for a disk that does not answer."""
 
     def __init__(self, files: Files, names: list[str]):
         super().__init__()
@@ -366,7 +366,7 @@ def held(g: Guest) -> None:
 
 
 def nfs(g: Guest) -> None:
-    """Whoever reads over NFS, as `tar` on a client does, takes few requests of the server's disk."""
+    """A reader over NFS, such as `tar` on a client, causes few requests on the server's disk."""
     files = made(g)
     names = files.in_inode_order()
     g.again()

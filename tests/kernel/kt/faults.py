@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Disks that fail and memory that runs out, while the file system is in use.
 
-What cannot be read of a tree costs speed, never a name. A disk that fails in the middle of work leaves, once it is
-well again and replayed, every message that had been acknowledged. An operation that fails for want of memory has not
-happened.
+Unreadable blocks of a tree cost speed, never a name. After a disk has failed in the middle of work, works again and
+has been replayed, every acknowledged message is there. An operation that fails with ENOMEM has changed nothing.
 """
 
 from __future__ import annotations
@@ -53,14 +52,14 @@ class Faulty(Mapped):
         return self.with_blocks(addresses, size, "flakey {raw} {start} 0 36000 1 error_reads")
 
     def hold(self, addresses: list[int], size: int) -> None:
-        """From now on reads and writes of these blocks are not answered, nor requests that they are part of.
+        """Stop answering reads and writes that include these blocks.
 
-        A suspended device would not do: it fails readahead at once.
+        Suspending the device alone is not enough, because it then fails readahead at once.
         """
         self.load(self.with_blocks(addresses, size, "delay {raw} {start} 3600000"))
 
     def release(self) -> None:
-        """All is answered again, also what has been waiting."""
+        """Answer all requests again, including those that are waiting."""
         self.load(self.sound())
 
     def with_blocks(self, addresses: list[int], size: int, target: str) -> str:
@@ -82,7 +81,7 @@ class Faulty(Mapped):
 
 
 def repaired(g: Guest, known: str = "") -> None:
-    """What e2fsck -fy leaves is clean; the disk as it was before is kept for whoever looks into a failure."""
+    """Check that e2fsck -fy leaves a clean disk; keep a copy from before to analyze failures."""
     before, image = len(g.fails), g.tmp / "before"
     g.tmp.mkdir(parents=True, exist_ok=True)
     g.run("cp", "--sparse=always", g.dev, image)
@@ -94,7 +93,7 @@ def repaired(g: Guest, known: str = "") -> None:
 
 
 def change(g: Guest, number: int) -> None:
-    """Inserts and deletes from one end of the tree to the other; the directory is as before afterwards."""
+    """Insert and delete from one end of the tree to the other; afterwards the directory is unchanged."""
     for n in range(40):
         g.run_quiet(os.mknod, g.path(f"d/{number}-{n}"))
     old = [n for n, _ in g.names()][:: 40]
@@ -107,7 +106,7 @@ def change(g: Guest, number: int) -> None:
 
 
 def unreadable(g: Guest) -> None:
-    """Blocks of the tree that the disk does not give back: every name is listed, every change works."""
+    """Blocks of the tree that cannot be read: every name is listed, every change works."""
     mapped = Faulty(g)
     rng = random.Random(g.p["seed"])
     ignored = 0
@@ -153,7 +152,7 @@ def unreadable(g: Guest) -> None:
 
 
 def deliver(g: Guest, number: int, acked: list[str], stop: threading.Event) -> None:
-    """As a mail server, until the disk fails or it is told to stop; what came through both fsyncs is acknowledged."""
+    """Deliver like a mail server until the disk fails or a stop; a message is acknowledged after both fsyncs."""
     box, n = pathlib.Path(g.path(f"box{number % 2}")), 0
     with contextlib.suppress(OSError):
         while not stop.is_set():
@@ -177,7 +176,7 @@ def churn(g: Guest, number: int, stop: threading.Event) -> None:
 
 
 def flaky(g: Guest) -> None:
-    """The disk fails each other second under a mail server; nothing that was acknowledged is lost."""
+    """The disk fails every other second under a mail server; no acknowledged message is lost."""
     mapped, acked = Faulty(g), []
     g.mount()
     for d in ("box0/tmp", "box0/new", "box1/tmp", "box1/new", "storm"):
@@ -232,7 +231,7 @@ def fails(func, *args) -> bool:
 
 
 def failed_commit(g: Guest) -> None:
-    """A commit that failed under one fsync: another, a moment later, does not call its change safe."""
+    """After a commit has failed in one fsync, another fsync must not report its change as safe."""
     mapped = Faulty(g)
     g.mount(g.p["mount"])
     for d in ("d", "other"):
@@ -260,7 +259,7 @@ def failed_commit(g: Guest) -> None:
 
 
 class Starved:
-    """System calls of this thread in which one allocation in so many fails."""
+    """System calls of this thread in which a share of the allocations fails."""
 
     SWITCH = "/proc/thread-self/make-it-fail"
 
@@ -291,7 +290,7 @@ class Starved:
 
 
 def nomem(g: Guest) -> None:
-    """Allocations fail under every kind of operation: each one has happened, or has not."""
+    """Allocations fail in every kind of operation: each has either happened completely or not at all."""
     rng = random.Random(g.p["seed"])
     g.mount("errors=continue")
     os.mkdir(g.path("d"))

@@ -18,7 +18,7 @@ END = 240  # seconds; a listing that takes longer is taken to have no end
 
 
 class Outside:
-    """Creates files in the directory, from outside the group; the longest wait is reported, never judged."""
+    """Creates files in the directory from outside the group; reports the longest wait, but does not judge it."""
 
     def __init__(self, g: Guest):
         self.stop, self.longest, self.made = threading.Event(), 0.0, 0
@@ -43,7 +43,7 @@ class Outside:
 
 
 def listing_in(g: Guest, group: pathlib.Path, mebibytes: int, work: str) -> dict[str, int]:
-    """Runs `itree-t pass` in a new group of so much memory; names and requests, no names if it had no end."""
+    """Run `itree-t pass` in a new group with this limit; return names and requests, no names if it did not end."""
     small_group(group, mebibytes)
     outside = Outside(g)
     os.stat(g.path())
@@ -72,7 +72,7 @@ def listing_in(g: Guest, group: pathlib.Path, mebibytes: int, work: str) -> dict
 
 
 def groups(g: Guest) -> None:
-    """getdents, and getdents and lstat, in groups that are smaller than what a listing would keep."""
+    """getdents, and getdents with lstat, in groups smaller than the memory that a listing would keep."""
     n = g.p["full" if g.job["full"] else "n"]
     g.mount(QUIET)
     g.t("fill", "--dir", g.path(), "--model", g.model(), "--n", n, "--names", "mixed")

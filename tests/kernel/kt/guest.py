@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Runs in the guest: carries out the cases of a job, one JSON line a result."""
+"""Runs in the guest: runs the cases of a job and prints one JSON line per result."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PATIENCE = registry.PATIENCE if UML else 1
 
 
 class Failed(Exception):
-    """The case cannot go on; the text is its finding."""
+    """The case cannot continue; the text is its finding."""
 
 
 class Guest:
@@ -85,7 +85,7 @@ class Guest:
 
     @contextlib.contextmanager
     def part(self, name: str):
-        """Findings and figures in here are those of one part."""
+        """Context: findings and figures in it belong to one part."""
         outer, figures, start = self.fails, self.stats, time.monotonic()
         self.fails, self.stats = [], {}
         try:
@@ -141,7 +141,7 @@ class Guest:
         """Run itree-t; its findings become ours."""
         argv = [self.job["helper"], command, *map(str, args)]
         if not self.compat and {"32", "32old"} & set(argv):
-            # Counted: it must not look as if it had been done.
+            # Count skipped work, so that it does not look done.
             self.stats["left_out_32bit"] = self.stats.get("left_out_32bit", 0) + 1
             return {}
         res = self.run(*argv, timeout=(timeout or self.case.limit) * PATIENCE, check=False)
@@ -208,7 +208,7 @@ class Guest:
         self.want(res.returncode == 0, f"e2fsck -fn gives {res.returncode}: {res.stdout.strip()[-600:]}")
 
     def copy_frozen(self) -> pathlib.Path:
-        """A copy of the disk, which is frozen: it needs no replay, and all that is on it has its checksum."""
+        """Copy the frozen disk: it needs no replay, and all checksums on it are current."""
         self.tmp.mkdir(parents=True, exist_ok=True)
         copy = self.tmp / "snapshot"
         self.run("cp", "--sparse=always", self.dev, copy)
@@ -222,7 +222,7 @@ class Guest:
         return str(self.mnt / name)
 
     def names(self, name: str = "d", most: int | None = None) -> list[tuple[str, int]]:
-        """A directory's names with their inodes, sorted; at most that many, where a listing may have no end."""
+        """A directory's names with their inodes, sorted; at most this many, because a listing might not end."""
         with os.scandir(self.path(name)) as it:
             return sorted((e.name, e.inode()) for e in itertools.islice(it, most))
 
@@ -359,12 +359,12 @@ OF_BOOT = re.compile(r'comm "swapper[^"]*", pid 0,')
 
 
 def leaks(last: bool) -> list[str]:
-    """What kmemleak, if this kernel has it, holds for lost; each thing once. It judges only what is 5 seconds old."""
+    """New leaks according to kmemleak, if this kernel has it. It ignores objects younger than 5 seconds."""
     if not KMEMLEAK.exists():
         return []
     if last:
         time.sleep(6)
-    # What the first scan finds changed meanwhile is no leak: the second one looks again.
+    # The first scan may report objects that changed meanwhile, so scan twice.
     try:
         for _ in range(2):
             KMEMLEAK.write_text("scan\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""What the host does with an image after the guest: its own kernel reads it."""
+"""Checks of an image on the host after the guest: the host's own kernel reads it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kt.modes import SIZES
 
 
 class Skip(Exception):
-    """This host cannot; the text says why."""
+    """This host cannot run the check; the text says why."""
 
 
 def sh(*argv, **more) -> subprocess.CompletedProcess:
@@ -68,7 +68,7 @@ def _list(helper, *args) -> list[str]:
 
 
 def same_order_as_host(image: pathlib.Path, share: pathlib.Path, helper: pathlib.Path) -> list[str]:
-    """Names, order and d_off as dumped by the guest are those that the host's kernel gives."""
+    """Names, order and d_off dumped by the guest equal those from the host's kernel."""
     return _same_as_host(image, share, helper, 0)
 
 
@@ -99,7 +99,7 @@ def _same_as_host(image: pathlib.Path, share: pathlib.Path, helper: pathlib.Path
 
 
 def old_kernel_reads(image: pathlib.Path, share: pathlib.Path, helper: pathlib.Path) -> list[str]:
-    """Read-only: right. Read-write: refused, at mount and at remount."""
+    """A read-only mount reads correctly; read-write is refused, at mount and at remount."""
     if host_has_itree():
         raise Skip("the host's own kernel knows the itree")
     fails = []

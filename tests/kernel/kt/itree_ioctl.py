@@ -29,7 +29,7 @@ class Answer(types.SimpleNamespace):
 def itree_fd(
     fd: int, op: int, flags: int = 0, diffs: int = 0, version: int = 1, from_hash: int = 0, reserved: int = 0
 ) -> Answer:
-    """Raises OSError. With diffs: the answer has found, a list of (inode, hash, what)."""
+    """Call the ioctl; raise OSError. With diffs, the answer has found, a list of (inode, hash, what)."""
     room = ctypes.create_string_buffer(DIFF.size * max(diffs, 1))
     head = (version, op, flags, diffs, ctypes.addressof(room) if diffs else 0, reserved, 0, from_hash)
     raw = bytearray(ARGS.pack(*head, *[0] * 18, b"", *[0] * 4))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Reads what dm-log-writes recorded; the format is told in drivers/md/dm-log-writes.c."""
+"""Reads logs of dm-log-writes; drivers/md/dm-log-writes.c describes the format."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Log:
         os.close(self.fd)
 
     def write(self, fd: int, entry: Entry) -> None:
-        """Carries an entry out on a device or an image of it."""
+        """Replay an entry on a device or an image of it."""
         if entry.flags & DISCARD:
             raise ValueError("a discard in the log: mount without -o discard")
         if entry.size:
@@ -62,7 +62,7 @@ class Log:
 
 @dataclasses.dataclass
 class Cut:
-    """Power fails: all up to `flushed` is on the disk, and of what follows the entries in `also`."""
+    """A power cut: the disk has everything up to `flushed`, and of later entries those in `also`."""
 
     kind: str  # flush, between, torn
     at: int  # the last entry that was completed
@@ -71,10 +71,10 @@ class Cut:
 
 
 def choose(log: Log, count: int, seed: int, first: int = 0) -> list[Cut]:
-    """Cuts behind entry `first`, in order: half behind a flush or a forced write, the rest between.
+    """Choose cuts after entry `first`, in order: half after a flush or a FUA write, the rest between.
 
-    Of those, one half has all that was completed; of the other half each write that was not forced and not followed
-    by a flush is there or not, as a cache that loses power leaves it.
+    One half of the latter has all completed writes. In the other half, each write that was neither FUA nor followed
+    by a flush is there or not, as after a cache has lost power.
     """
     rng = random.Random(seed)
     barrier = [i for i, e in enumerate(log.entries) if i >= first and e.flags & (FLUSH | FUA)]

@@ -208,7 +208,7 @@ case("links-60000-4k", "matrix", {"n": 60000, "other": 100}, mkfs=("-b", "4096")
 
 
 def collisions(g: Guest) -> None:
-    """Names of one inode with the same hash: equal keys, told apart by nothing but the name."""
+    """Names of one inode with the same hash: equal keys that differ only by the name."""
     d = g.path()
     g.mount()
     stats = g.t(
@@ -217,7 +217,7 @@ def collisions(g: Guest) -> None:
     g.want(stats.get("groups", 0) >= 20, f"too few collisions: {stats}")
     g.t("fill", "--dir", d, "--model", g.model(), "--n", stats["names"] + 3000)
     g.want_tree(d)
-    # They are collisions indeed: without the tree, equal upper halves of d_off.
+    # They do collide: without the tree, the upper halves of d_off are equal.
     g.remount("noitree")
     g.t("dump", "--dir", d, "--out", g.tmp / "dump")
     major = collections.Counter(int(x.split()[0], 16) >> 32 for x in (g.tmp / "dump").read_text().splitlines())
@@ -248,7 +248,7 @@ BIG = {
 
 
 def big_fill(g: Guest) -> None:
-    """Leaves the model of the directory on the share, next to the image."""
+    """Fill the directory, and save its model on the share, next to the image."""
     model = str(g.share / "model")
     g.mount("noatime")
     if g.p["age"]:

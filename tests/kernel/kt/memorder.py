@@ -61,7 +61,7 @@ case("memorder-bare", "scans", {"sizes": (9000,), **OPTION}, itree=False, featur
 
 
 def inodes_in_order(g: Guest) -> None:
-    """A cold listing that looks at inodes: a small part of the reads that hash order takes."""
+    """A cold listing with stat takes a small part of the reads of hash order."""
     g.mount(QUIET)
     g.t("fill", "--dir", g.path(), "--model", g.model(), "--n", g.p["n"], "--names", "mixed")
     g.t("age", "--dir", g.path(), "--model", g.model(), "--percent", 30, "--names", "mixed")
@@ -98,7 +98,7 @@ def list_in_group(g: Guest, path: str, mib: int) -> dict[str, int]:
 
 
 def too_large(g: Guest) -> None:
-    """A reader without the memory for a directory gets it in hash order, whole, and another one in inode order."""
+    """A reader short of memory for a directory gets all of it in hash order; another reader gets inode order."""
     d, n = g.path(), g.p["n"]
     g.mount()
     os.mkdir(d)
@@ -157,7 +157,7 @@ def unlocked(g: Guest) -> None:
 
 
 def selected(g: Guest) -> None:
-    """A directory of more keys than the list can hold: each window selects its own, which are sorted unlocked, too."""
+    """A directory of more keys than the list can hold: each window selects its own, and also sorts them unlocked."""
     d = g.path()
     g.mount()
     os.mkdir(d)

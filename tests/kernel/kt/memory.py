@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""What stays in memory and what is read for it: look-ups in a cold directory, files that are wanted once."""
+"""What is read and what stays in memory: look-ups in a cold directory, files that are read once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kt.dentries import SLACK
 from kt.guest import Guest
 from kt.registry import case
 
-ONCE = (os.POSIX_FADV_DONTNEED, os.POSIX_FADV_NOREUSE)  # neither data nor inode will be wanted again
+ONCE = (os.POSIX_FADV_DONTNEED, os.POSIX_FADV_NOREUSE)  # neither data nor inode is needed again
 
 
 def in_memory() -> tuple[int, int]:
@@ -43,7 +43,7 @@ def read_since(g: Guest, before: tuple[int, int]) -> tuple[int, int]:
 
 
 def look(g: Guest, names: list[str], pause: float = 0) -> tuple[int, int]:
-    """Looks the names up, which are not there; gives the requests and blocks that were read for it."""
+    """Look up missing names; return the requests and blocks that this read."""
     before = read_so_far(g)
     for name in names:
         g.want(not os.path.lexists(os.path.join(g.path(), name)), f"{name} is there")
@@ -52,7 +52,7 @@ def look(g: Guest, names: list[str], pause: float = 0) -> tuple[int, int]:
 
 
 def lookups(g: Guest) -> None:
-    """Look-ups one after another read a cold directory in clusters; now and then one reads a block."""
+    """A series of look-ups reads a cold directory in clusters; an occasional one reads a block."""
     g.mount()
     d = g.path()
     g.t("fill", "--dir", d, "--model", g.model(), "--n", g.p["n"], "--names", "mixed")
@@ -114,7 +114,7 @@ def _read(path: str, *advices: int) -> bytes:
 
 
 def noreuse(g: Guest) -> None:
-    """POSIX_FADV_NOREUSE: name and inode go with the last close, unless dirty, held by others, or with data there."""
+    """POSIX_FADV_NOREUSE evicts name and inode on the last close, unless dirty, in use, or with cached data."""
     g.mount()
     d = g.path()
     os.mkdir(d)
@@ -139,7 +139,7 @@ def noreuse(g: Guest) -> None:
     data = pass_over(files, os.POSIX_FADV_NOREUSE)[1]
     g.want(data > 0.9 * len(files), f"of {len(files)} files with data in memory {data} inodes stayed")
 
-    # Somebody else has them open: both stay, and go with him.
+    # Another process has them open: both stay until it closes them.
     some = files[:300]
     cold(g)
     before = in_memory()
@@ -153,7 +153,7 @@ def noreuse(g: Guest) -> None:
     left = in_memory()[1] - before[1]
     g.want(left < SLACK, f"{left} inodes stay when nobody holds them any longer")
 
-    # What is dirty stays until it is written, and is right before and after.
+    # Dirty files stay until they are written, and are correct before and after.
     for path in some:
         fd = os.open(path, os.O_RDWR | os.O_APPEND)
         os.write(fd, b"+")
@@ -165,7 +165,7 @@ def noreuse(g: Guest) -> None:
             g.equal(_read(path, *ONCE).decode(), path + "+", f"content {turn}")
         cold(g)
 
-    # Removed while a reader who wanted it once has it open.
+    # Removed while a reader that reads it once has it open.
     fd = os.open(some[0], os.O_RDONLY)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_NOREUSE)
     os.unlink(some[0])
@@ -195,7 +195,7 @@ def preallocated(g: Guest) -> int:
 
 
 def preallocations(g: Guest) -> None:
-    """A directory that leaves memory in reclaim gives its preallocation back: a worker does it, nobody waits."""
+    """When reclaim evicts a directory, a worker releases its preallocation, and no task waits for that."""
     g.mount()
     for box in range(g.p["n"]):
         os.mkdir(g.path(f"box{box}"))
@@ -227,14 +227,14 @@ case(
 
 
 def half_read(g: Guest, group: pathlib.Path) -> dict[str, int]:
-    """In a memory control group of its own: opens a directory many times, reads to the middle, and later to the end."""
+    """In a memory control group, open a directory many times, read to the middle, and later to the end."""
 
     def kernels() -> int:
         """Bytes of the group that the kernel allocated as objects: slab and vmalloc.
 
-        memory.current would not do: it runs ahead by what each processor has
-        charged in advance, up to 256 KiB each.  The kernel brings memory.stat
-        up to date every two seconds.
+        memory.current is too large by what each processor has charged in
+        advance, up to 256 KiB each.  The kernel updates memory.stat every two
+        seconds.
         """
         time.sleep(2.5)
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
@@ -262,7 +262,7 @@ def half_read(g: Guest, group: pathlib.Path) -> dict[str, int]:
 
 
 def windows(g: Guest) -> None:
-    """Listings that have been left in the middle hold little memory that cannot be reclaimed, and go on without it."""
+    """Listings paused in the middle pin little memory, and continue without what has been reclaimed."""
     g.mount()
     g.t("fill", "--dir", g.path(), "--model", g.model(), "--n", g.p["n"], "--names", "mixed")
     g.want_tree(g.path())

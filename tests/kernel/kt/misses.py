@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""What look-ups and creates read of a cold directory with a tree: one request each, as without reading around."""
+"""Look-ups and creates in a cold directory with a tree read one request each, as without clusters."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Reads:
 
 
 def crowd(g: Guest) -> pathlib.Path:
-    """A file that takes the volume, but single blocks here and there."""
+    """Make a file that fills the volume except for single blocks."""
     ballast = pathlib.Path(g.path("ballast"))
     size = os.statvfs(g.mnt).f_bfree * g.p["bs"] * 9 // 10
     with open(ballast, "wb") as file:
@@ -76,7 +76,7 @@ def paths(g: Guest, name: str) -> dict[str, list[str]]:
 
 
 def measure(g: Guest, name: str, options: str) -> dict[str, dict[str, int]]:
-    """Requests of each kind of work, each in a cold directory; the directory is as before afterwards."""
+    """Requests of each kind of work in a cold directory; afterwards the directory is unchanged."""
     found = {}
     for work, some in paths(g, name).items():
         g.umount()

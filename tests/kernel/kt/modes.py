@@ -55,7 +55,7 @@ def feature_off(g: Guest) -> None:
         g.t("list", "--dir", d, "--model", g.share / f"{name}.model")
         g.t("list", "--dir", d, "--model", g.share / f"{name}.model", "--api", "32")
     for option in ("noitree", "itree"):
-        # Nothing to ignore: accepted or refused, but never another order.
+        # There is no tree to ignore: the option may be refused, but must not change the order.
         if not g.run("mount", "-o", f"remount,{option}", g.dev, g.mnt, check=False).returncode:
             dump(g, f"remount-{option}")
             for name in SIZES:
@@ -77,7 +77,7 @@ def names_of(dumps: dict[str, str]) -> dict[str, list[str]]:
 
 
 def noitree(g: Guest) -> None:
-    """noitree gives hash order, that of other kernels (the host compares); and back. Positions tell the order."""
+    """noitree gives the hash order of other kernels (the host compares), and back. Positions identify the order."""
     g.mount()
     options = pathlib.Path("/proc/mounts")
 
@@ -235,7 +235,7 @@ case("orphan", "modes", {}, mkfs=("-b", "1024"), size="256M")(orphan)
 
 
 def boundary(g: Guest) -> None:
-    """The tree comes with the 16th block, by whatever appends it; counters and tracepoints tell."""
+    """Any operation that appends the 16th block builds the tree; counters and tracepoints report it."""
     feature = g.sysfs / "features" / "itree"
     g.want(feature.exists(), f"{feature} is missing")
     g.mount()
@@ -326,7 +326,7 @@ case("read-only", "modes", {}, features="^has_journal", mkfs=("-b", "4096"), siz
 
 
 def rename_tree(g: Guest) -> None:
-    """Directories that have trees, moved: .. changes, the tree stays."""
+    """Directories with trees are moved: .. changes, the tree stays."""
     g.mount()
     for name in ("a", "b", "a/t", "b/u"):
         os.mkdir(g.path(name))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""What lives beside the tree: NFS, overlayfs, loop devices, online resize, freezing, very many subdirectories."""
+"""Trees with other features: NFS, overlayfs, loop devices, online resize, freezing, very many subdirectories."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def entries(path) -> list[tuple[str, int]]:
 
 @contextlib.contextmanager
 def churning(g: Guest, path, stable: str = "old-"):
-    """Names come and go while the block runs; those that begin with `stable` are left alone."""
+    """Context: meanwhile, create and delete names, but none that begin with `stable`."""
     stop, faults, start = threading.Event(), [], g.stats.get("changes", 0)
 
     def work(first: int) -> None:
@@ -63,14 +63,14 @@ def churning(g: Guest, path, stable: str = "old-"):
 
 
 def once(g: Guest, got: list[str], want: set[str], what: str) -> None:
-    """Each of these names, once; others may be there or not."""
+    """Check that each of these names is there once; others may be there or not."""
     mine = [n for n in got if n in want]
     g.want(len(mine) == len(set(mine)), f"{what}: {len(mine) - len(set(mine))} names twice")
     g.want(set(mine) == want, f"{what}: {len(want - set(mine))} names missing: {sorted(want - set(mine))[:3]}")
 
 
 def fill(g: Guest, path, n: int, prefix: str = "old-") -> set[str]:
-    """Empty files whose names are in another order than their inodes, some gone again."""
+    """Make empty files whose names are not in the order of their inodes, and delete some."""
     made = [f"{prefix}{i * 7919 % 1000003}" for i in range(n)]
     for name in made:
         os.mknod(os.path.join(path, name))
@@ -133,7 +133,7 @@ class Server:
 
 
 def nfs(g: Guest) -> None:
-    """Listings over NFS while files come and go: every name that stays, once."""
+    """Listings over NFS while files are created and deleted: every name that stays, once."""
     g.mount()
     os.mkdir(g.path("d"))
     want = fill(g, g.path("d"), g.p["full" if g.job["full"] else "n"])
@@ -169,7 +169,7 @@ def nfs(g: Guest) -> None:
     once(g, os.listdir(g.path("d")), want, "mounted again")
 
 
-# A quarter of the names goes again.
+# Delete a quarter of the names.
 case(
     "neighbours-nfs", "neighbours", {"n": 12_000, "full": 400_000, "rounds": 2},
     size="1G", mkfs=("-N", "450000"), cost=90, limit=3000,
@@ -262,7 +262,7 @@ case("neighbours-resize", "neighbours", mkfs=("-b", "1024", "-N", "40000"), size
 
 
 def freeze(g: Guest) -> None:
-    """Frozen in the middle of changes: readers go on, the image is whole, writers go on afterwards."""
+    """Freeze in the middle of changes: readers continue, the image is consistent, writers continue after the thaw."""
     g.mount()
     os.mkdir(g.path("d"))
     want = fill(g, g.path("d"), 3000)
@@ -308,7 +308,7 @@ case(
 
 
 def project(g: Guest) -> None:
-    """Project quota: the tree's blocks count, and running out fails the create, both indexes as before."""
+    """Project quota counts the tree's blocks; a create over quota fails and leaves both indexes unchanged."""
     g.mount("prjquota")
     os.mkdir(g.path("d"))
     g.run("chattr", "-p", "7", "+P", g.path("d"))

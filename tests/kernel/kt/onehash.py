@@ -34,7 +34,7 @@ def legacy_hash(name: bytes) -> int:
 
 
 def names() -> list[str]:
-    """Those of one hash among others, whose hashes are any."""
+    """Names of one hash, among others with arbitrary hashes."""
     same = ["x" * 244 + tail for tail in TAILS]
     assert len({legacy_hash(n.encode()) for n in same}) == 1
     every = OTHERS // len(same)

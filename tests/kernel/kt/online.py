@@ -21,7 +21,7 @@ from kt.guest import EXT4_IOC_SHUTDOWN, FL_CASEFOLD, Guest
 from kt.matrix import HASH_SEED, SEED_WORDS
 from kt.registry import MILLION, case
 
-# What a build leaves that was cut off: e2fsck frees it.
+# What an interrupted build leaves; e2fsck frees it.
 LEFT = r"^Directory inode \d+ has unused itree blocks"
 
 
@@ -39,9 +39,9 @@ def mount(g: Guest) -> None:
 
 
 def feature_on(g: Guest) -> None:
-    """The volume has been filled without the feature."""
+    """Set the feature on a volume that was filled without it."""
     g.umount()
-    # tune2fs wants it freshly checked.
+    # tune2fs requires a recent check.
     g.run(g.tool("e2fsck"), "-fy", g.dev)
     if g.case.fast_commit:
         res = g.run(g.tool("tune2fs"), "-O", "itree", g.dev, check=False)
@@ -54,7 +54,7 @@ def feature_on(g: Guest) -> None:
 
 
 def make_dir(g: Guest, d: str) -> None:
-    """A directory that is casefolded and encrypted as the case has it."""
+    """Make a directory, casefolded and encrypted if the case says so."""
     os.makedirs(d, exist_ok=True)
     if g.p.get("casefold"):
         g.equal(g.set_flags(d, g.flags(d) | FL_CASEFOLD), 0, "chattr +F")
@@ -84,7 +84,7 @@ def exact(g: Guest, d: str, names: int | None = None) -> io.Answer:
 
 
 def build(g: Guest) -> None:
-    """A volume filled without the feature: build, read in order, change, check; rebuild; drop."""
+    """On a volume filled without the feature: build, read in order, change, check; rebuild; drop."""
     n = g.p["n"]
     d = without_tree(g, n, "--mixed")
     out = e4itree(g, "build", "-v", d).stdout
@@ -146,7 +146,7 @@ _build("smalljournal", bs=1024, n=20000, mkfs=("-J", "size=1"))
 
 
 def busy(g: Guest) -> None:
-    """All kinds of changes go on while trees are built, rebuilt, dropped."""
+    """Trees are built, rebuilt and dropped during all kinds of changes."""
     common = ["--dir", g.mnt, "--model", g.model(), "--dirs", 2, "--names", g.p.get("names", "mixed")]
     g.mount()
     g.t("ops", *common, "--seed", g.p["seed"], "--plan", str(g.p["start"]), "--n", 100000, "--m", 50)
@@ -198,7 +198,7 @@ _busy("nojournal", 4, "^has_journal")
 
 
 def hammer(g: Guest) -> None:
-    """So many changes during a build that it takes rounds to catch up with them."""
+    """Changes during a build are so frequent that it needs several rounds to catch up."""
     d = without_tree(g, g.p["n"])
     files = [[f"{d}/hammer{w}-{i}" for i in range(50)] for w in range(3)]
     for path in sum(files, []):
@@ -235,7 +235,7 @@ case(
 
 
 def scans(g: Guest) -> None:
-    """Readers and writers at work while the tree comes and goes: no reader misses a name."""
+    """The tree is built and dropped under readers and writers: no reader misses a name."""
     d = without_tree(g, g.p["n"])
     secs = g.p["seconds"]
     others = g.start(
@@ -263,7 +263,7 @@ case(
 
 
 class Background(threading.Thread):
-    """One call in a thread; the kernel sleeps and works there without Python's lock."""
+    """A call in a thread, which runs in the kernel without Python's lock."""
 
     def __init__(self, path: str, op: int, flags: int = 0):
         super().__init__(daemon=True)
@@ -285,7 +285,7 @@ class Background(threading.Thread):
 
 
 def power_cut(g: Guest) -> None:
-    """Power fails during a build: the tree is there and exact, or e2fsck frees what is left of it."""
+    """Power fails during a build: the tree is complete, or e2fsck frees what is left of it."""
     n = g.p["n"]
     d = without_tree(g, n)
     rng = random.Random(g.p["seed"])
@@ -405,7 +405,7 @@ case(
 
 
 def rmdir(g: Guest) -> None:
-    """The directory is emptied and removed under the builder."""
+    """The directory is emptied and removed during a build."""
     g.mount()
     gone = built = 0
     rng = random.Random(7)
@@ -440,7 +440,7 @@ case("online-rmdir", "online", {}, mkfs=("-b", "1024"), size="128M", cost=30, cp
 
 
 def as_user(uid: int, path: str, op: int, flags: int = 0) -> int:
-    """The errno that this user gets."""
+    """Make a call as this user; return its errno."""
     pid = os.fork()
     if not pid:
         code = 255
@@ -455,7 +455,7 @@ def as_user(uid: int, path: str, op: int, flags: int = 0) -> int:
 
 
 def refusals(g: Guest) -> None:
-    """Who may, and where; what is no valid call."""
+    """Permissions, files that have no tree, and invalid calls."""
     d = without_tree(g, 3000)
     os.chown(d, 1000, 1000)
     os.chmod(d, 0o755)
@@ -474,7 +474,7 @@ def refusals(g: Guest) -> None:
     raw = io.ARGS.pack(1, io.CHECK, 0, 5, 8, 0, 0, 0, *[0] * 18, b"", *[0] * 4)
     io.itree(d, io.BUILD)
     try:
-        # Nothing differs, so the bad address is not looked at.
+        # Nothing differs, so the bad address is not used.
         fcntl.ioctl(fd, io.EXT4_IOC_ITREE, bytearray(raw), True)
     except OSError as err:
         g.fail(f"CHECK with a bad address and no difference: {err}")
@@ -521,7 +521,7 @@ case("online-refusals", "online", {}, itree=False, mkfs=("-b", "1024"), size="12
 
 
 def differs(g: Guest) -> None:
-    """CHECK tells of a wrong key and of a broken node, and changes nothing."""
+    """CHECK reports a wrong key and a broken node, and changes nothing."""
     d = without_tree(g, 2500)
     io.itree(d, io.BUILD)
     blocks = g.tree_blocks(d)
@@ -556,7 +556,7 @@ def differs(g: Guest) -> None:
         g.want_tree(d)
     g.equal(g.counter("drops"), 0, "trees dropped")
     g.want("EXT4-fs error" not in g.log(), "CHECK wrote an error to the log")
-    # The way out.
+    # The repair.
     e4itree(g, "build", "--force", d)
     exact(g, d, 2500)
     g.listing()
@@ -601,7 +601,7 @@ case("online-recursive", "online", {}, itree=False, mkfs=("-b", "1024"), size="1
 
 
 def big(g: Guest) -> None:
-    """A huge directory, with a writer: how long is it kept waiting?"""
+    """Build the tree of a huge directory, and report how long a writer is blocked."""
     g.mount()
     d = g.path()
     start = time.monotonic()

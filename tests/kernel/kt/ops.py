@@ -44,7 +44,7 @@ def ops(g: Guest) -> None:
             g.want(count[name] > 0, f"counter itree_{name} is {count[name]}: the test did not get there")
     g.equal(count["drops"], 0, "trees dropped")
     g.stats.update({f"itree_{k}": v for k, v in count.items()})
-    # On with cold caches.
+    # Continue with cold caches.
     g.again()
     check(g)
     g.t(
@@ -67,7 +67,7 @@ def ops(g: Guest) -> None:
         if g.p.get("crypt"):
             g.t("crypt", "--mode", "add", "--dir", g.mnt)
         g.t("list", "--dir", g.path(f"d{i}"), "--model", g.model("d") + f".{i}")
-    # Changes made while readdir ignores the trees reach the trees.
+    # Changes update the trees even while readdir ignores them.
     g.t(
         "ops",
         "--dir",

@@ -32,7 +32,7 @@ def mail_names(n: int, length: int = 16) -> list[str]:
 
 
 def filled(g: Guest, n: int, name: str = "d", length: int = 16) -> dict[str, int]:
-    """A directory of so many names; returns the inode of each."""
+    """Make a directory with this many names; return the inode of each."""
     d = g.path(name)
     make_dir(g, d)
     for x in mail_names(n, length):
@@ -41,7 +41,7 @@ def filled(g: Guest, n: int, name: str = "d", length: int = 16) -> dict[str, int
 
 
 def thin(d: str, names: dict[str, int], share: float, seed: int = 7) -> dict[str, int]:
-    """Deletes that share of the names, at random; returns the others."""
+    """Delete this share of the names, at random; return the others."""
     gone = random.Random(seed).sample(sorted(names), int(len(names) * share))
     for x in gone:
         os.unlink(os.path.join(d, x))
@@ -66,7 +66,7 @@ def rehashed_blocks(g: Guest, name: str = "d") -> int:
 
 
 def shrink(g: Guest) -> None:
-    """A directory from which nearly all names have gone: about the blocks that e2fsck -fD leaves it, and all names."""
+    """After nearly all names were deleted, packing leaves about as many blocks as e2fsck -fD, and all names."""
     n, share = g.p["n"], g.p["share"]
     mount(g)
     d = g.path()
@@ -129,7 +129,7 @@ _shrink("largedir", bs=1024, n=70000, length=60, features="large_dir", cost=60,
 
 
 def listings(g: Guest) -> None:
-    """Readers in the middle of a listing get each name that stays once, however they read, and whatever is packed."""
+    """Readers in the middle of a listing get each name that stays once, with any way of reading and packing."""
     g.mount()
     d, rng = g.path(), random.Random(11)
     names = filled(g, g.p["n"])
@@ -140,7 +140,7 @@ def listings(g: Guest) -> None:
     left = set(names)
     for part in range(8):
         for key, reader in list(going.items()):
-            # Some far ahead of others.
+            # Some readers are far ahead of others.
             most = len(reader.names) + len(left) * rng.choice((1, 2, 4)) // 20
             while len(reader.names) < most:
                 if not reader.call():
@@ -231,7 +231,7 @@ def forget(_number: int) -> None:
 
 
 def busy(g: Guest) -> None:
-    """Cold readers, creates, deletes and renames beside: names that stay are in each listing, once."""
+    """Pack during cold listings, creates, deletes and renames: each listing has the names that stay, once."""
     g.mount()
     d = g.path()
     stays = thin(d, filled(g, g.p["n"]), 0.7)
@@ -292,7 +292,7 @@ for _id, _bs, _more, _params in (
 
 
 def power_cut(g: Guest) -> None:
-    """The power fails while directories are packed: each name is there, with its inode, and e2fsck finds nothing."""
+    """The power fails while directories are packed: each name has its inode, and e2fsck finds no error."""
     g.mount()
     dirs = [f"d{i}" for i in range(g.p["dirs"])]
     left = {x: thin(g.path(x), filled(g, g.p["n"], x, g.p["length"]), 0.9) for x in dirs}
@@ -344,7 +344,7 @@ for _id, _bs, _length, _features in (
 
 
 def refusals(g: Guest) -> None:
-    """Who may pack, and what."""
+    """Permissions, and directories that cannot be packed."""
     g.mount()
     d = g.path()
     left = thin(d, filled(g, 3000), 0.9)
@@ -378,7 +378,7 @@ case("pack-refusals", "online", {"bs": 1024}, mkfs=("-b", "1024"), size="64M", c
 
 
 def tool(g: Guest) -> None:
-    """`e4itree pack`: what it says before, what it does, with and without a tree, and when there is little to gain."""
+    """`e4itree pack`: its estimate and its result, with and without a tree, and with little to gain."""
     g.mount()
     d, bs = g.path(), g.p["bs"]
     names = filled(g, g.p["n"])
@@ -417,7 +417,7 @@ for _id, _more in (("tool", {}), ("tool-stock", {"itree": False})):
 
 
 class Writer:
-    """Creates and removes a name again and again; notes how long the slowest of these calls took."""
+    """Creates and removes a name repeatedly; records the time of the slowest call."""
 
     def __init__(self, d: str):
         self.path, self.longest, self.calls = os.path.join(d, "writer"), 0.0, 0
@@ -433,14 +433,14 @@ class Writer:
         time.sleep(0.002)
 
     def end(self) -> int:
-        """Milliseconds."""
+        """Stop; return the slowest call's milliseconds."""
         self.stop.set()
         self.thread.join(120)
         return round(self.longest * 1000)
 
 
 def slow_disk(g: Guest) -> None:
-    """95 % of the names deleted, a request takes 10 ms: blocks and reads as after e2fsck -fD; waits of a writer."""
+    """95 % of the names are deleted, requests take 10 ms: blocks and reads as after e2fsck -fD; a writer's waits."""
     g.mount()
     d = g.path()
     left = thin(d, filled(g, g.p["n"]), 0.95)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Readers that keep a position while names get other inodes: NFS clients, file servers in user space, slow programs."""
+"""Readers that resume at a position while names change inodes: NFS clients, user space file servers, slow programs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def exchange(a: str, b: str) -> None:
 
 
 class Storm:
-    """Gives names that a reader has not returned yet other, lower inodes, as `mv` onto them does."""
+    """Gives lower inodes to names that a reader has not seen yet, like `mv` onto them."""
 
     def __init__(self, g: Guest, n: int, spare: int, name: str = "d"):
         self.where, self.pool, self.random = g.path(name), g.path(f"{name}-pool"), random.Random(n)
@@ -50,7 +50,7 @@ class Storm:
             self.replaced.add(name)
 
     def swap(self, seen: list[str], count: int) -> None:
-        """Exchange names that have been seen with others that have not, as far as there are both."""
+        """Exchange names that have been seen with names that have not, while there are both."""
         behind = sorted(set(seen) & set(self.names)) or self.names
         ahead = sorted(set(self.names) - set(seen)) or self.names
         for _ in range(count):
@@ -59,7 +59,7 @@ class Storm:
             self.replaced.update(pair)
 
     def judge(self, g: Guest, got: list[str], what: str, most: int = 1, others: int = 1) -> None:
-        """No name is missed, or comes more often than `most` times (`others`, if it has kept its inode)."""
+        """Check that no name is missed or comes more than `most` times (`others` times if it has kept its inode)."""
         times = collections.Counter(got)
         missed = [n for n in self.names if not times[n]]
         lost = len(self.replaced & set(missed))
@@ -84,7 +84,7 @@ class Stream(Listing):
 
 
 def nfs_storm(g: Guest) -> None:
-    """Names that the server renames over between two READDIRs are returned all the same, each name once."""
+    """Names that the server renames over between two READDIRs are still returned, each once."""
     n = g.p["full" if g.job["full"] else "n"]
     g.mount()
     server = Server(g)
@@ -109,7 +109,7 @@ def nfs_storm(g: Guest) -> None:
 
 
 def nfs_create(g: Guest) -> None:
-    """A client that creates a file for each name that it reads comes to an end."""
+    """A listing ends although the client creates a file for each name it reads."""
     n = g.p["n"]
     g.mount()
     Storm(g, n, 0)
@@ -136,7 +136,7 @@ def nfs_create(g: Guest) -> None:
 
 
 def nfs_sweep(g: Guest) -> None:
-    """READDIRPLUS of a cold directory reads it and the inode tables in a sweep, though names come in hash order."""
+    """READDIRPLUS of a cold directory reads it and the inode tables in sweeps, although names come in hash order."""
     n = g.p["n"]
     g.mount()
     storm = Storm(g, 4 * n, 0)
@@ -171,14 +171,14 @@ def nfs_sweep(g: Guest) -> None:
         stock = over_nfs("3")
         g.stats |= {"local": local, "nfs3": three, "nfs4": four, "noitree": stock}
         said = f"requests over NFS 3 {three}, 4.2 {four}, noitree {stock}, local {local}"
-        # The names of the first replies come before it is known that the reader looks at inodes.
+        # The first replies come before the kernel knows that the reader needs inodes.
         g.want(max(three, four) <= 1.5 * local + 64 and max(three, four) < 0.75 * stock, said)
     finally:
         server.stop()
 
 
 def anew(g: Guest) -> None:
-    """A program that opens the directory anew for each few names, as file servers in user space do."""
+    """A program that reopens the directory for every few names, like file servers in user space."""
     n = g.p["full" if g.job["full"] else "n"]
     buf = ENTRY * min(200, n // 8)
     every = max(n * ENTRY // buf // 4, 1)
@@ -211,7 +211,7 @@ def anew(g: Guest) -> None:
 
 
 def exchanges(g: Guest) -> None:
-    """RENAME_EXCHANGE of names ahead with names behind: a slow reader comes to an end within two passes."""
+    """RENAME_EXCHANGE of names ahead with names behind: a slow reader ends within two passes."""
     n = g.p["n"]
     g.mount()
     storm = Storm(g, n, 0)
@@ -226,7 +226,7 @@ def exchanges(g: Guest) -> None:
 
 
 def overflow(g: Guest) -> None:
-    """More names move than the kernel remembers: all come again, once."""
+    """If more names move than the kernel remembers, all names come again, once."""
     n = g.p["n"]
     g.mount()
     storm = Storm(g, n, 0)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Power cuts: dm-log-writes records a workload, and each cut gives a disk as it was found afterwards.
+"""Power cuts: dm-log-writes records a workload, and each cut gives a disk as a power failure would leave it.
 
-Behind each cut the kernel mounts what is there. Both indexes of every directory must agree, every message that had
-been acknowledged must be there, and e2fsck must find nothing. Every eighth disk is also handed to e2fsck alone,
-which then replays the journal.
+After each cut the kernel mounts that disk. Both indexes of every directory must agree, every acknowledged message
+must be there, and e2fsck must find no error. Every eighth disk is also checked by e2fsck alone, which then replays
+the journal.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Recorder(Mapped):
 
 
 def thread(work, stop: threading.Event, faults: list[str]) -> threading.Thread:
-    """Calls work(number) again and again until told to stop."""
+    """Call work(number) repeatedly until stopped."""
 
     def loop():
         number = 0
@@ -73,7 +73,7 @@ def thread(work, stop: threading.Event, faults: list[str]) -> threading.Thread:
 
 
 def deliver(g: Guest, rec: Recorder):
-    """As a mail server: write to tmp, fsync, rename into new, fsync the directory; then it is acknowledged."""
+    """Deliver like a mail server: write to tmp, fsync, rename into new, fsync the directory, acknowledge."""
     box = pathlib.Path(g.path("box"))
 
     def one_message(number: int) -> None:
@@ -90,7 +90,7 @@ def deliver(g: Guest, rec: Recorder):
 
 
 def farm(g: Guest, _rec: Recorder):
-    """As rsync --link-dest: a new directory of links to all of the last, the one before goes."""
+    """Like rsync --link-dest: link everything in the last directory into a new one, delete the one before."""
     top = pathlib.Path(g.path("farm"))
 
     def snapshot(number: int) -> None:
@@ -105,7 +105,7 @@ def farm(g: Guest, _rec: Recorder):
 
 
 def rebuild(g: Guest, _rec: Recorder):
-    """Trees built and dropped while the directory changes."""
+    """Build and drop trees while the directory changes."""
     d = g.path("p0/d0")
 
     def build_and_drop(_number: int) -> None:
@@ -161,7 +161,7 @@ def directories(g: Guest) -> list[str]:
 
 
 def look(g: Guest, cut: logwrites.Cut, acked: set[str]) -> None:
-    """The kernel mounts it: indexes agree, and what was acknowledged is there."""
+    """Mount the disk: indexes agree, and acknowledged messages are there."""
     g.mount()
     g.t("self", "--dir", g.mnt, "--below", *g.order)
     for d in directories(g):
@@ -181,7 +181,7 @@ def look(g: Guest, cut: logwrites.Cut, acked: set[str]) -> None:
         g.want(not gone, f"{len(gone)} of {len(acked)} acknowledged messages are gone: {sorted(gone)[:3]}")
         g.stats["acknowledged"] = max(g.stats.get("acknowledged", 0), len(acked))
     if "rebuild" in g.p["threads"]:
-        # Whatever the build or drop had left: the next build works.
+        # Whatever the build or drop has left, the next build works.
         d = g.path("p0/d0")
         if os.path.isdir(d) and io.itree(d, io.STAT).state & io.POSSIBLE:
             io.itree(d, io.BUILD)
@@ -192,7 +192,7 @@ def look(g: Guest, cut: logwrites.Cut, acked: set[str]) -> None:
 
 
 def only_e2fsck(g: Guest, image: pathlib.Path) -> None:
-    """e2fsck replays the journal, and then finds nothing."""
+    """e2fsck replays the journal, and then finds no error."""
     e2fsck = g.tool("e2fsck")
     # Fast commits: what e2fsck makes of them it has to repair itself (tests/kernel/README.md).
     # Builds that were cut off leave blocks that only a full check looks for.
@@ -205,7 +205,7 @@ def only_e2fsck(g: Guest, image: pathlib.Path) -> None:
 
 
 def lies(g: Guest, rec: Recorder, log: logwrites.Log, seed: int) -> None:
-    """A disk that loses what it said it had flushed: if nothing is found then, nothing would be found ever."""
+    """Checks the test itself: a disk that loses flushed data must be noticed."""
     rng, found = random.Random(seed), 0
     image = g.tmp / "lies"
     for _ in range(4):
@@ -220,7 +220,7 @@ def lies(g: Guest, rec: Recorder, log: logwrites.Log, seed: int) -> None:
 
 
 def keep(g: Guest, rec: Recorder, log: logwrites.Log, cut: logwrites.Cut) -> None:
-    """The disk as it was found, for whoever looks into a failure."""
+    """Keep the disk as it was after the cut, to analyze a failure."""
     path = g.share / f"cut-{cut.at}.img"
     g.run("cp", "--sparse=always", rec.base, path)
     fd = os.open(path, os.O_RDWR)
@@ -230,7 +230,7 @@ def keep(g: Guest, rec: Recorder, log: logwrites.Log, cut: logwrites.Cut) -> Non
 
 
 def disks(g: Guest, rec: Recorder, log: logwrites.Log, cuts: list[logwrites.Cut]):
-    """Each cut, which come in order, with an image of the disk as it is found afterwards."""
+    """Yield each cut, in order, with an image of the disk after it."""
     disk, image, at = os.open(rec.base, os.O_RDWR), g.tmp / "cut", 0
     try:
         for cut in cuts:
@@ -249,7 +249,7 @@ def disks(g: Guest, rec: Recorder, log: logwrites.Log, cuts: list[logwrites.Cut]
 
 @contextlib.contextmanager
 def in_place_of_the_disk(g: Guest, image: pathlib.Path):
-    """The guest mounts the image; what goes wrong is a finding."""
+    """Context: the guest mounts the image; any failure is a finding."""
     raw, g.dev = g.dev, g.run("losetup", "--show", "-f", image).stdout.strip()
     try:
         yield
@@ -291,7 +291,7 @@ def replay(g: Guest, rec: Recorder, start: str) -> None:
 
 
 def until_wrong(g: Guest, rec: Recorder, count: int, judge: Callable[[], None]) -> None:
-    """So many cuts after "start", up to a finding: judge() looks at the mounted volume, and e2fsck finds nothing."""
+    """Test cuts after "start" until the first finding: judge() checks the mounted volume, then e2fsck checks it."""
     log = logwrites.Log(rec.log)
     first = next(i for i, e in enumerate(log.entries) if e.mark == "start")
     for cut, image in disks(g, rec, log, logwrites.choose(log, count, 1, first)):

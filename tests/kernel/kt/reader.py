@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""A reader whose disk does not answer keeps nobody else waiting, and blocks that fail cost only their own names."""
+"""A reader whose disk does not answer does not block other tasks, and bad blocks cost only their own names."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from kt.registry import case
 from kt.resume import LIBC, Listing
 
 N = 12000
-# So few that their reads are not taken for a sweep (itree_ahead.c), which would bring in the whole directory.
+# So few that their reads do not count as a sweep (itree_ahead.c), which would read the whole directory.
 WRITERS = ["writer-1", "writer-2"]
-PATIENCE = 30  # seconds until a call that should not wait is taken to hang
+PATIENCE = 30  # seconds after which a call that should not wait counts as hung
 
 
 RENAMEAT2, AT_FDCWD, RENAME_EXCHANGE = 316, -100, 2  # x86-64
@@ -33,9 +33,9 @@ def exchange(a: str, b: str) -> None:
 
 
 class Held:
-    """The file system's device, of which the reads and writes of some blocks wait until they are released.
+    """The file system's device; reads and writes of some blocks wait until they are released.
 
-    Readahead of them fails at once, so that no request for their neighbours waits with it; see Faulty.hold().
+    Readahead of these fails at once, so that no request for their neighbours waits with it; see Faulty.hold().
     """
 
     def __init__(self, g: Guest):
@@ -68,16 +68,16 @@ class Held:
 
 
 class Sleeper:
-    """What a thread does, and whether it waits for the disk in it."""
+    """Tells whether a thread waits for the disk."""
 
     tid = 0
 
     def here(self) -> None:
-        """To be called by the thread."""
+        """The thread must call this."""
         self.tid = threading.get_native_id()
 
     def waits(self) -> bool:
-        """Is the thread in a wait that no signal ends?"""
+        """Is the thread in uninterruptible sleep?"""
         with contextlib.suppress(OSError):
             stat = pathlib.Path(f"/proc/self/task/{self.tid}/stat").read_text()
             return self.tid > 0 and stat.rpartition(")")[2].split()[0] == "D"
@@ -115,7 +115,7 @@ def make(g: Guest) -> list[str]:
 
 
 def work(g: Guest) -> None:
-    """What others do in the directory meanwhile."""
+    """The work of other tasks in the directory meanwhile."""
     for name in WRITERS:
         path = g.path(f"d/{name}")
         os.mknod(path)
@@ -132,7 +132,7 @@ def blocks_of(g: Guest, name: str = "d") -> list[int]:
 
 
 class Waiting:
-    """A reader that waits for the disk inside the block, in which `do` is to come to its end; ends with the block."""
+    """Context: a reader waits for the disk, while `do` must finish; it ends with the block."""
 
     def __init__(self, g: Guest, disk: Held | Faulty, what: str, reader: Sleeper):
         self.g, self.disk, self.what, self.reader = g, disk, what, reader
@@ -168,7 +168,7 @@ class Waiting:
 
 
 def judge(g: Guest, listing: Stream, what: str, names: list[str], most: int) -> None:
-    """Each name came once, or at most so often."""
+    """Check that each name came once, or at most this often."""
     os.close(listing.fd)
     g.equal(listing.error, None, f"{what}: error of the listing")
     times = collections.Counter(listing.names)
@@ -178,7 +178,7 @@ def judge(g: Guest, listing: Stream, what: str, names: list[str], most: int) -> 
 
 
 def held(g: Guest) -> None:
-    """Names and tree on a disk that does not answer: work in the same directory, its own blocks in memory, goes on."""
+    """While the disk does not answer a reader, work in the same directory whose blocks are in memory continues."""
     disk = Faulty(g)
     names = make(g)
     size = os.statvfs(g.mnt).f_bsize
@@ -200,7 +200,7 @@ def held(g: Guest) -> None:
 
 
 def moved(g: Guest) -> None:
-    """Names get inodes of the window that waits for a last block, and others leave it: none is missed."""
+    """While a window waits for its last block, names move into it and out of it: none is missed."""
     disk = Held(g)
     names = make(g)
     size = os.statvfs(g.mnt).f_bsize
@@ -229,7 +229,7 @@ def moved(g: Guest) -> None:
 
 
 def bad_block(g: Guest) -> None:
-    """A block of names that cannot be read: all others' names come, then the error, once, then the end."""
+    """A block of names cannot be read: the names of all others come, then the error, once, then the end."""
     disk = Faulty(g)
     names = make(g)
     size = os.statvfs(g.mnt).f_bsize

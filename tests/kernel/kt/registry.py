@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""The cases: what host and guest both know of them."""
+"""The cases, as host and guest both see them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ MODULES = (
 
 @dataclasses.dataclass
 class Case:
-    """One file system, one function that runs on it in the guest.
+    """A file system and a function that runs on it in the guest.
 
-    A case gives one result for each of its parts; fsck's verdict belongs to
-    the last one.
+    A case gives one result per part; the result of fsck belongs to the last
+    part.
     """
 
     id: str
@@ -44,17 +44,17 @@ class Case:
     host: str = ""  # function of kt.hostside, after the guest
     image: str = ""  # the prepared image that it starts from
     base: str = ""  # or the image of tests/hostile
-    seeds: range = range(0)  # the damage that each does to it is in share/damage
-    few: int = 0  # without ITREE_FULL=1 only so many of them
+    seeds: range = range(0)  # share/damage holds the damage of each seed
+    few: int = 0  # how many of them to use without ITREE_FULL=1
     prepares: bool = False  # only run to prepare an image
-    machine: str = ""  # why it takes a virtual machine, not a kernel that is a program of the host
+    machine: str = ""  # why it needs a virtual machine, not a kernel that is a program of the host
     config: str = ""  # an option that the kernel must have; our debug kernel has it
     slow: bool = False
-    full: str = ""  # why it takes ITREE_FULL=1 to run it
+    full: str = ""  # why it runs only with ITREE_FULL=1
 
     @property
     def fast_commit(self) -> bool:
-        """Is that feature set? No tool sets it together with the itree; the runner does, as on a volume from before."""
+        """Is that feature set? No tool sets it together with the itree; the runner does, as on an older volume."""
         return "fast_commit" in self.features.split(",")
 
     @property
@@ -72,7 +72,7 @@ class Case:
         return self.seeds if full or not self.few else self.seeds[: self.few]
 
     def longest(self, full: bool) -> int:
-        """Seconds after which it hangs."""
+        """Seconds after which it counts as hung."""
         return self.limit if full else min(self.limit, MOST)
 
     def results(self) -> list[str]:
@@ -81,8 +81,8 @@ class Case:
 
 # Groups that `make test` runs on the debug kernel, a program of the host, and not in QEMU: its checks are for them.
 ON_DEBUG = ("damaged", "faults")
-# By this the time limits are multiplied there. It notes the stack of each allocation, word by word: of casefolded
-# encrypted names, with an allocation for each that is compared, some thousand take minutes.
+# Factor for time limits there. It records the stack of each allocation, word by word: a few thousand casefolded
+# encrypted names, with an allocation for each comparison, take minutes.
 PATIENCE = 5
 # For Case.machine
 COMPAT = "a kernel that is a program of this host runs none of 32 bits"
@@ -90,7 +90,7 @@ UDEV = "a kernel that is a program of this host is started without udev"
 # For Case.full
 MILLION = "a directory of 1,000,000 names takes minutes to fill"
 VARIANT = "one more variant of its group"
-# What `make test` runs of a group with many variants, on two emulated processors within minutes: each feature of the
+# The variants that `make test` runs of large groups, on two emulated processors within minutes: each feature of the
 # file system and each kind of work once. The others have VARIANT as their reason.
 BY_DEFAULT = {
     "matrix": "matrix-1-* matrix-10-* matrix-1000-* matrix-3000-* matrix-5000-* matrix-500-* matrix-20000-1k-bare "
@@ -115,8 +115,8 @@ BY_DEFAULT = {
     "pack-power-1k pack-power-fastcommit pack-refusals pack-tool pack-nfs pack-slow-disk",
     "power": "power-mail-1k power-storms-journal power-online-1k",
 }
-# What `make test` runs in QEMU besides what needs a machine: some of each group on x86, its disks and its interrupts.
-# All else runs in a kernel that is a program of the host, where a case takes a sixth of the time that it takes on an
+# Cases that `make test` runs in QEMU besides those that need a machine: some of each group on x86, its disks and its
+# interrupts. All others run in a kernel that is a program of the host, in a sixth of the time that they take on an
 # emulated processor.
 IN_QEMU = (
     "matrix-1000-1k-crypt matrix-500-4k-crypt-casefold ops-4k seek-small over-small-4k tiny-small edquot-1k "

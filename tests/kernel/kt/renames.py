@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Renames on a full volume and at quota succeed wherever a directory without a tree lets them."""
+"""Renames on a full volume or at quota succeed wherever they do in a directory without a tree."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 AT_FDCWD = -100
 TESTER = 1000  # whose quota it is
 NAMES = 4000  # of a spool
-STORM = 8000  # renames over existing names with nothing left
+STORM = 8000  # renames over existing names with no block left
 STEP = 100  # renames of each kind with some blocks left
-MOST = 12  # so many blocks
+MOST = 12  # at most this many blocks
 ROOM = 300  # blocks that building trees may take
 
 
@@ -53,14 +53,14 @@ class Spools:
         itree(self.g.path("plain"), DROP)
 
     def build(self) -> None:
-        """Trees, packed, for those that a rename has dropped."""
+        """Rebuild, packed, the trees that a rename has dropped."""
         for spool in ("new", "spool"):
             if not self.g.has_tree(self.g.path(spool)):
                 itree(self.g.path(spool), BUILD)
                 self.builds += 1
 
     def must(self, kind: str, old: str, new: str, flags: int = 0) -> None:
-        """A rename that stock ext4 needs no space for."""
+        """Check a rename for which stock ext4 needs no space."""
         err = rename(self.g.path(old), self.g.path(new), flags)
         self.g.stats[kind] = self.g.stats.get(kind, 0) + 1
         if err:
@@ -80,13 +80,13 @@ class Spools:
             self.must("exchange_across", self.some("new"), self.some("spool"), EXCHANGE)
 
     def whiteout(self, count: int) -> None:
-        """As overlayfs deletes what is below: both names are there before and afterwards."""
+        """Like overlayfs when it deletes a lower file: both names are there before and afterwards."""
         for _ in range(count):
             one, other = self.rng.sample(self.names["spool"], 2)
             self.must("whiteout", f"spool/{one}", f"spool/{other}", WHITEOUT)
 
     def flag(self, count: int) -> None:
-        """Messages get another name; a leaf of the htree may be full, and then that fails in both spools."""
+        """Rename messages; if a leaf of the htree is full, that fails in both spools."""
         for at in self.rng.sample(range(NAMES), count):
             old = self.names["spool"][at]
             new = old[:64] + (":2,S" if len(old) == 64 else "")
@@ -100,7 +100,7 @@ class Spools:
                 self.names["spool"][at] = self.names["plain"][at] = new
 
     def create(self, count: int) -> None:
-        """With noitree, which stands in for stock ext4, creates fail where they do without a tree."""
+        """With noitree, which is like stock ext4, creates fail where they do without a tree."""
         refused = 0
         for number in range(count):
             name, got = f"created-{number * 7919:056}", {}
@@ -130,7 +130,7 @@ class Spools:
 
 @contextlib.contextmanager
 def no_more_than(g: Guest, ballast: int, blocks: int):
-    """So many blocks are left, of the volume or of the tester's quota."""
+    """Context: this many blocks are left, on the volume or of the tester's quota."""
     if g.p["mode"] == "enospc":
         leave(g, ballast, blocks)
         g.want(os.statvfs(g.mnt).f_bfree <= blocks + 1, f"{os.statvfs(g.mnt).f_bfree} blocks left, wanted {blocks}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Readers that open a directory anew for each call, as file servers in user space do, while its order changes."""
+"""Readers that reopen a directory for each call, like file servers in user space, while its order changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Listing:
-    """What one client has been told; every call is an open, a seek, a getdents."""
+    """The listing of one client; every call is an open, a seek and a getdents."""
 
     def __init__(self, where: str, buf: int = 4000):
         self.where, self.buf = where, ctypes.create_string_buffer(buf)
@@ -57,7 +57,7 @@ class Listing:
             pass
 
     def next_name(self) -> str:
-        """The name that the position is of."""
+        """The name at the position."""
         peek = Listing(self.where)
         peek.pos = self.pos
         peek.call()
@@ -80,7 +80,7 @@ def switch(g: Guest, change: Callable, twice: bool = False, delete: bool = False
     gone = one.next_name() if delete else ""
     if gone:
         os.unlink(os.path.join(d, gone))
-    time.sleep(0.05)  # a new ctime can be told from one that is a clock tick older
+    time.sleep(0.05)  # more than a clock tick, so that the ctime changes
     before = ctime(d)
     change()
     one.rest(4 * len(wanted))
@@ -96,7 +96,7 @@ def switch(g: Guest, change: Callable, twice: bool = False, delete: bool = False
 
 
 def follow(g: Guest) -> None:
-    """Built, rebuilt, dropped, hidden, and the feature set, each between two calls of one listing."""
+    """The tree is built, rebuilt, dropped or hidden, or the feature set, between two calls of a listing."""
     d = without_tree(g, g.p["n"])
     for delete in (False, True):
         g.want(switch(g, lambda: e4itree(g, "build", d), delete=delete), "no new ctime after a build")
@@ -111,12 +111,12 @@ def follow(g: Guest) -> None:
 
 
 def feature(g: Guest) -> None:
-    """The feature comes while a client is in the middle: what was hash order is sorted, or has a tree."""
+    """The feature is set in the middle of a client's listing: hash order becomes sorted, or gets a tree."""
     g.mount()
     d = g.path()
     os.mkdir(d)
     g.t("fill", "--dir", d, "--model", g.model(), "--n", g.p["n"], "--names", "mixed")
-    # Positions of before say nothing to the kernel: it starts over, in hash order.
+    # The kernel does not know earlier positions: it starts over, in hash order.
     switch(g, lambda: feature_on(g), twice=True)
 
     def packed() -> None:

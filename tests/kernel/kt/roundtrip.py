@@ -30,7 +30,7 @@ class Tree:
         return self.rng.sample(sorted(self.files), count)
 
     def change(self, at: str, tag: str, create: int, remove: int, rename: int) -> None:
-        """Through a mounted file system, whoever serves it."""
+        """Change the directory through a mount, of the kernel or of fuse2fs."""
         for name in self.some(remove):
             os.unlink(f"{at}/{name}")
             del self.files[name]
@@ -68,7 +68,7 @@ def debugfs(g: Guest, *commands: str, write: bool = True) -> str:
 
 
 def check(g: Guest, who: str) -> None:
-    """Unmounted: e2fsck has nothing to say, and the tree is there and exact."""
+    """Check while unmounted: e2fsck finds no error, and the tree is there and exact."""
     before = len(g.fails)
     g.fsck()
     said = debugfs(g, "itree_verify /d", write=False)

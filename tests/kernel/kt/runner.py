@@ -73,9 +73,9 @@ def digest(path: pathlib.Path) -> str:
 
 
 class Patience:
-    """Ends a machine whose case takes longer than it may; the others have their time all the same.
+    """Ends a machine whose case exceeds its limit; other cases keep their full time.
 
-    Called with what the machine has printed so far (see vm.run).
+    Called with the machine's output so far (see vm.run).
     """
 
     def __init__(self, cases: list[registry.Case], factor: float):
@@ -91,7 +91,7 @@ class Patience:
 
 
 def _said(line: str) -> dict:
-    """What kt/guest.py prints: a line of JSON where a case begins and ends. {} for any other line."""
+    """Parse a line of kt/guest.py, which prints JSON where a case begins and ends; {} for any other line."""
     with contextlib.suppress(ValueError):
         found = json.loads(line) if line.startswith("{") else {}
         return found if isinstance(found, dict) else {}
@@ -143,7 +143,7 @@ class Runner:
 
     @staticmethod
     def plan(cases: list[registry.Case]) -> list[list[registry.Case]]:
-        """Few machines, the longest first; a prepared image has one of its own."""
+        """Distribute cases to few machines, the longest first; each prepared image gets its own."""
         batches: list[list[registry.Case]] = []
         open_: dict[tuple, list[registry.Case]] = {}
         for c in cases:
@@ -185,7 +185,7 @@ class Runner:
             return self.done[result]
 
     def close(self) -> None:
-        """End what still runs."""
+        """Stop what still runs."""
         self.closing = True
         # Machines of an interrupted run: each leads a process group of its own.
         for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
@@ -298,7 +298,7 @@ class Runner:
             shutil.rmtree(at, ignore_errors=True)
 
     def boot(self, cases: list[registry.Case], at: pathlib.Path, keep_images: bool = False) -> dict[str, Outcome]:
-        """One machine; results of all cases that ended, and of the one that killed it."""
+        """Run one machine; return the results of all finished cases, and of the one that killed it."""
         images = []
         outcomes: dict[str, Outcome] = {}
         ready = []
@@ -363,7 +363,7 @@ class Runner:
         return outcomes
 
     def memory(self, cases: list[registry.Case]) -> str:
-        """What the cases of a machine want; the debug kernel keeps half for its own notes."""
+        """Memory for the cases of a machine; the debug kernel needs half for its own records."""
         mib = max(int(float(c.memory[:-1]) * (1024 if c.memory[-1] == "G" else 1)) for c in cases)
         return f"{2 * mib if vm.uml.is_uml(self.kernel) else mib}M"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""What an open scan returns while the directory changes."""
+"""Names that an open scan returns while the directory changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def filled(g: Guest, n: int, *options, tree: bool = True) -> None:
 
 
 def over(g: Guest) -> None:
-    """(a) a name ahead of the scan gets an inode behind it: it is returned all the same."""
+    """(a) a name ahead of the scan gets an inode behind it: it is still returned."""
     n, rounds = g.p["n"], g.p["rounds"]
     os.makedirs(g.mnt, exist_ok=True)
     g.mount()
@@ -58,7 +58,7 @@ _over("small-htree-4k", 5, 300, 300, 4096, 10, tree=False)
 
 
 def loop(g: Guest) -> None:
-    """(b) a loop that changes the directory for each name it reads comes to an end."""
+    """(b) a loop that changes the directory for each name it reads ends."""
     filled(g, g.p["n"], tree=g.p["n"] > 1000)
     for buf in (400, 32768):
         g.t("loop", "--mode", g.p["mode"], "--dir", g.path(), "--model", g.model(), "--buf", buf, *g.order)
@@ -166,7 +166,7 @@ def tiny(g: Guest) -> None:
 
 case("tiny-4k", "scans", {"n": 1500}, mkfs=("-b", "4096"), size="256M", cost=15)(tiny)
 def longer(g: Guest) -> None:
-    """(f) names that are longer than those before: a large window does not fit into what it was lent."""
+    """(f) names longer than those before: a large window does not fit into its estimated memory."""
     filled(g, g.p["n"] // 8, "--names", "short")
     g.t("fill", "--dir", g.path(), "--model", g.model(), "--n", g.p["n"], "--names", "max")
     g.again()
@@ -219,7 +219,7 @@ case("morph-4k-inline", "scans", {}, features="inline_data", mkfs=("-b", "4096")
 
 
 def hold(g: Guest, readers, change, again: bool = False) -> None:
-    """Scans are half way when `change` happens; then they go on."""
+    """Run scans half way, call `change`, then continue them."""
     for number, (count, buf) in enumerate(readers):
         flag = g.tmp / f"go{number}"
         proc = g.start(
@@ -268,7 +268,7 @@ case("collide-over", "scans", {}, mkfs=("-b", "1024", "-E", f"hash_seed={HASH_SE
 
 
 def drop_caches(g: Guest) -> None:
-    """Scans go on when nothing is left in the caches, and while they are emptied again and again."""
+    """Scans continue after the caches have been dropped, and while they are dropped repeatedly."""
     filled(g, 4000, "--names", "mixed")
     g.again()
 

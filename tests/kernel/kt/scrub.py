@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""e2scrub as it is installed, on snapshots that LVM makes of a mounted volume: its judgement of trees."""
+"""The installed e2scrub checks trees on LVM snapshots of a mounted volume."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ backup { backup = 0  archive = 0 }
 
 @contextlib.contextmanager
 def volume(g: Guest, mib: int):
-    """A logical volume on the guest's disk, which becomes the case's device."""
+    """Context: make a logical volume on the guest's disk, which becomes the case's device."""
     if not shutil.which("lvcreate"):
         raise Failed("lvcreate is not installed: run `make deps`")
     g.tmp.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def volume(g: Guest, mib: int):
 
 @contextlib.contextmanager
 def installed(g: Guest):
-    """e2scrub runs /sbin/e2fsck and /sbin/tune2fs: ours, while this lasts."""
+    """Context: install our e2fsck and tune2fs in /sbin, where e2scrub runs them."""
     done = []
     try:
         for name in ("e2fsck", "tune2fs", "dumpe2fs"):
@@ -64,7 +64,7 @@ def installed(g: Guest):
 
 
 def scrub(g: Guest, want: int, words: str) -> str:
-    """The exit code and a line of what it says; no snapshot is left."""
+    """Run e2scrub; return its exit code and a line of its output; check that no snapshot is left."""
     res = g.run(g.tool("e2scrub"), g.mnt, check=False, timeout=300)
     said = res.stdout + res.stderr
     g.equal(res.returncode, want, f"exit code of e2scrub, which says {said[-700:]!r}")
@@ -79,7 +79,7 @@ def state(g: Guest) -> str:
 
 
 def at_work(g: Guest, stop: threading.Event) -> None:
-    """Creates, renames and deletes in the directory with the tree until told to stop."""
+    """Create, rename and delete in the directory with the tree until stopped."""
     number = 0
     while not stop.is_set():
         path = g.path(f"d/work-{number % 300:04}-{'n' * 60}")
@@ -101,7 +101,7 @@ def e2scrub(g: Guest) -> None:
         for name in ("d", "e"):
             g.t("fill", "--dir", g.path(name), "--model", g.model(name), "--n", 1800, "--names", "mixed")
             g.want_tree(g.path(name))
-        # Sound, mounted, with a file that is open and has no name, and one that works in it.
+        # A good volume, mounted, with an open unlinked file and concurrent changes.
         fd = os.open(g.path("d/gone"), os.O_CREAT | os.O_RDWR)
         os.unlink(g.path("d/gone"))
         stop = threading.Event()
@@ -115,11 +115,11 @@ def e2scrub(g: Guest) -> None:
         os.close(fd)
         g.want(g.stats.get("changes", 0) > 20, f"{g.stats.get('changes')} changes during the scrub")
         g.equal(state(g), "clean", "state after a scrub that succeeded")
-        # A tree that is not there is no damage.
+        # A missing tree is not damage.
         g.run(g.tool("e4itree"), "drop", g.path("e"))
         g.equal(g.has_tree(g.path("e")), False, "flag after e4itree drop")
         scrub(g, 0, "Scrub succeeded")
-        # One that is wrong is, though nothing but the tree is affected.
+        # A wrong tree is, even if nothing else is affected.
         g.umount()
         for damage in ("itree_poke /d 1 16 0b000000", "itree_poke -c /d 1 40 ffff"):
             g.run(g.tool("debugfs"), "-w", "-R", damage, g.dev)

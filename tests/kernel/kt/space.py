@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""No space and no quota, at every allocation point of what changes a directory."""
+"""No space or quota left, at every allocation point of changes to a directory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kt.registry import case
 
 
 def no_reserve(g: Guest) -> None:
-    """All blocks are for whoever asks: what is left is what we left."""
+    """Remove the reserve, so that exactly the blocks we leave are free."""
     (g.sysfs / g.disk / "reserved_clusters").write_text("0")
 
 
@@ -57,7 +57,7 @@ _row("4k", "edquot", 7, 4096, 1500, "64M", "^resize_inode,quota", cost=20)
 
 
 def leave(g: Guest, ballast: int, want: int) -> None:
-    """Exactly `want` free blocks, or as near as allocation lets us."""
+    """Leave exactly `want` free blocks, or as near as allocation allows."""
     bsize = os.statvfs(g.mnt).f_bsize
     chunk = 1 << 20
     for _ in range(400):
@@ -79,7 +79,7 @@ def leave(g: Guest, ballast: int, want: int) -> None:
 
 
 def build_without_room(g: Guest) -> None:
-    """The create that makes a directory reach 16 blocks, with few blocks left: it gets its tree or does without."""
+    """A directory reaches 16 blocks with few blocks left: it gets its tree or works without."""
     g.mount()
     no_reserve(g)
     bsize = os.statvfs(g.mnt).f_bsize
@@ -127,7 +127,7 @@ def build_without_room(g: Guest) -> None:
     g.again()
     for k in dirs:
         g.t("self", "--dir", g.path(f"b{k}"), *g.order)
-        # Directories that did without get their trees now.
+        # Directories left without a tree get theirs now.
         os.mknod(g.path(f"b{k}/last"))
         g.want_tree(g.path(f"b{k}"))
         g.t("self", "--dir", g.path(f"b{k}"), *g.order)

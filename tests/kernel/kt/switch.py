@@ -34,14 +34,14 @@ def tune(g: Guest, feature: str, code: int = 0) -> str:
 
 
 def feature(g: Guest, dev=None) -> bool:
-    """As the superblock has it; its checksum is left alone, for the kernel may be changing it."""
+    """Read the feature from the superblock, ignoring the checksum, because the kernel may be changing it."""
     with open(dev or g.dev, "rb") as f:
         f.seek(1024 + 0x64)
         return bool(struct.unpack("<I", f.read(4))[0] & RO_COMPAT_ITREE)
 
 
 def want_stock(g: Guest, dev=None) -> None:
-    """A volume without the feature: nothing of any tree is left, as the system's own e2fsck judges."""
+    """Check a volume without the feature: the system's own e2fsck finds no trace of a tree."""
     res = g.run(STOCK, "-fn", dev or g.dev, check=False, timeout=300)
     g.equal(res.returncode, 0, f"stock e2fsck -fn: {res.stdout[-500:]} {res.stderr[-200:]}")
 
@@ -135,7 +135,7 @@ case("switch-small", "online", {}, itree=False, mkfs=("-b", "1024"), size="64M",
 
 
 def stale(g: Guest) -> None:
-    """Trees of an earlier time, which nobody has kept: they go before the feature comes, and are never believed."""
+    """Stale trees from an earlier time are dropped before the feature is set, and never used."""
     g.mount()
     d, deep = g.path(), g.path("a/b/c")
     os.makedirs(deep)
@@ -144,7 +144,7 @@ def stale(g: Guest) -> None:
         os.mknod(f"{deep}/{'n' * 40}{i}")
     g.want_tree(d)
     g.want_tree(deep)
-    # A tool that knows nothing clears the bit alone.
+    # A tool without support clears only the bit.
     g.umount()
     g.run(g.tool("debugfs"), "-w", "-R", "feature ^itree", g.dev)
     g.mount()
@@ -152,7 +152,7 @@ def stale(g: Guest) -> None:
     os.mknod(os.path.join(d, "new"))
     os.unlink(f"{deep}/{'n' * 40}5")
     tune(g, "itree")
-    # The create and the unlink are what the old trees do not know.
+    # The old trees miss this create and this unlink.
     for where, names in ((d, 2501), (deep, 1999)):
         g.equal(g.has_tree(where), False, f"{where}: itree flag of a stale tree")
         g.equal(g.segment(where), [], f"{where}: blocks of a stale tree")
@@ -165,7 +165,7 @@ case("switch-stale", "online", {}, mkfs=("-b", "1024"), size="128M", cost=15)(st
 
 
 def listings(g: Guest) -> None:
-    """Readers that are in the middle when the feature comes and goes return each name once, and new readers too."""
+    """Readers in the middle of a listing when the feature is set and cleared return each name once; so do new ones."""
     g.mount()
     for where, n in ((g.path("small"), 700), (g.path("large"), 5000)):
         os.mkdir(where)
@@ -202,7 +202,7 @@ case("switch-listings", "online", {}, itree=False, mkfs=("-b", "4096"), size="12
 
 
 def refusals(g: Guest) -> None:
-    """What cannot be, or may not be, is refused with its reason, and the feature is as it was."""
+    """Impossible and forbidden changes are refused with a reason and leave the feature unchanged."""
     g.mount()
     d = g.path()
     os.mkdir(d)
@@ -229,7 +229,7 @@ def refusals(g: Guest) -> None:
         g.equal(answer.errno, errno.EOPNOTSUPP, f"{features}: ON")
         g.want(reason in answer.why, f"{features}: the kernel gives {answer.why!r} as reason")
         g.equal(feature(g), False, f"{features}: the feature")
-    # A volume with errors is to be checked first.
+    # A volume with errors must be checked first.
     g.umount()
     g.run(g.tool("mke2fs"), "-q", "-F", "-t", "ext4", "-O", "^itree", g.dev)
     g.run(g.tool("debugfs"), "-w", "-R", "ssv state 2", g.dev)
@@ -250,7 +250,7 @@ case(
 
 
 def busy(g: Guest) -> None:
-    """Builds end when the feature goes; a signal ends a change of the feature, which is as it was then."""
+    """Clearing the feature ends builds; a signal ends a change of the feature and leaves it unchanged."""
     g.mount()
     d = g.path()
     os.mkdir(d)
@@ -312,7 +312,7 @@ case(
 
 
 def cut_at(g: Guest, rec: Recorder, marks: tuple[str, str]) -> None:
-    """Power fails at each write between the marks: the feature is there or not, and e2fsck finds nothing."""
+    """Power fails at each write between the marks: the feature is set or not, and e2fsck finds no error."""
     log = logwrites.Log(rec.log)
     first, last = (next(i for i, e in enumerate(log.entries) if e.mark == m) for m in marks)
     chosen = logwrites.choose(log, ALL_CUTS, 7, first)
@@ -321,7 +321,7 @@ def cut_at(g: Guest, rec: Recorder, marks: tuple[str, str]) -> None:
         cuts = cuts[:: max(1, len(cuts) // CUTS)]
     found = {True: 0, False: 0}
     for cut, image in disks(g, rec, log, cuts):
-        # As at a boot: the journal, and inodes that nobody holds any more.
+        # As at boot: replay the journal, process the orphans.
         g.run(g.tool("e2fsck"), "-p", image, check=False)
         on = feature(g, image)
         found[on] += 1
@@ -341,7 +341,7 @@ def cut_at(g: Guest, rec: Recorder, marks: tuple[str, str]) -> None:
 
 
 def power_cut(g: Guest) -> None:
-    """All writes of ON and OFF are recorded, with a writer beside."""
+    """Record all writes of ON and OFF, with a concurrent writer."""
     g.mount()
     d = g.path()
     os.mkdir(d)
@@ -357,7 +357,7 @@ def power_cut(g: Guest) -> None:
                 os.mknod(f"{d}/{mark}-{i}")
             io.itree(str(g.mnt), op)
             if op == io.ON:
-                # The tree that OFF is to drop.
+                # The tree that OFF has to drop.
                 io.itree(d, io.BUILD)
             for i in range(50):
                 os.unlink(f"{d}/{mark}-{i}")

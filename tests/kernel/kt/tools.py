@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Tools at work on mounted and encrypted file systems: what they show, and that trees come to no harm."""
+"""Tools on mounted and encrypted file systems: their output, and that they do not damage trees."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXTENT = re.compile(r" *\d+: +(\d+)\.\. *(\d+): +(\d+)\.\. *(\d+): +(\d+): +(?:(
 
 
 def exact(g: Guest, path: str = "/d") -> None:
-    """Unmounted: the tree is there, and has what its directory has."""
+    """Check while unmounted that the tree is there and matches its directory."""
     said = debugfs(g, f"itree_verify {path}", write=False)
     g.want("clean" in said, f"itree_verify {path} says {said[:200]!r}")
 
@@ -65,7 +65,7 @@ def filefrag_of_directories(g: Guest) -> None:
         breaks += not follows
         g.equal(this[3], None if follows else before[1] + before[2], f"where filefrag expects block {this[0]}")
     g.equal(counted, 1 + breaks, "extents that filefrag counts")
-    # The same in bytes of another size; other kinds of inode are shown as ever.
+    # The same in other units; other kinds of inode are shown as before.
     factor = bsize // 512
     in_sectors = [tuple(x * factor for x in e[:3]) for e in extents]
     g.equal([e[:3] for e in filefrag(g, d, "-b512")[1]], in_sectors, "extents in sectors")
@@ -76,7 +76,7 @@ def filefrag_of_directories(g: Guest) -> None:
 
 
 def free_space(g: Guest) -> None:
-    """Unmounted: the histogram adds up to the free blocks, no tree's block is among them."""
+    """While unmounted: the histogram adds up to the free blocks, and counts no tree's block."""
     out = g.run(g.tool("e2freefrag"), g.dev).stdout
     rows = re.findall(r"^ *\d+[KMGT]?\.\.\. +\d+[KMGT]?- *: +(\d+) +(\d+) +[\d.]+%$", out, re.M)
     head = g.run(g.tool("dumpe2fs"), "-h", g.dev).stdout
@@ -131,7 +131,7 @@ def in_pieces(g: Guest, folder: str, count: int, rounds: int) -> dict[str, bytes
 
 
 def defrag(g: Guest) -> None:
-    """Defragmenting a whole volume puts its files together and leaves directories and trees where they are."""
+    """Defragmenting a whole volume makes its files contiguous and does not move directories and trees."""
     g.mount()
     written = {}
     for name in ("d", "e"):
@@ -221,7 +221,7 @@ def without_key(g: Guest) -> None:
     g.listing(None, None, "--nokey")
     remounted(g)
     full_check(g)
-    # A directory that e2fsck packed goes on as any other.
+    # A directory that e2fsck has packed works like any other.
     g.t("age", "--dir", d, "--model", g.model(), "--percent", 20, "--seed", 4, "--names", g.p["names"])
     g.listing()
     g.equal(g.counter("drops"), 0, "trees dropped")
@@ -260,7 +260,7 @@ def two_levels(g: Guest) -> None:
     g.want("Indirect levels: 1" in htree(g), "the htree of e2fsck has one level only")
     mount(g)
     want_names(g, d, names, "after e2fsck -fyD")
-    # A kernel that refuses the index goes on without it and gives it up at the next create.
+    # A kernel that refuses the index continues without it and drops it at the next create.
     os.mknod(os.path.join(d, "one-more"))
     g.want(g.flags(d) & FL_INDEX, "the directory has lost its htree")
     g.want("dx entry" not in g.log(), "the kernel refuses the index blocks of e2fsck")
@@ -268,7 +268,7 @@ def two_levels(g: Guest) -> None:
 
 
 def want_names(g: Guest, d: str, names: dict[str, int], when: str) -> None:
-    """Each name is found, by other letters, too."""
+    """Check that each name is found, also in other case."""
     for change in (str.lower, str.upper):
         lost = {x for x, inode in names.items() if not found(os.path.join(d, change(x)), inode)}
         g.equal(sorted(lost)[:5], [], f"{len(lost)} names that are not found by {change.__name__}, {when}")
