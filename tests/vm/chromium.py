@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""A real browser for pages that the project makes, as wide as a desk's window or a phone."""
+"""A real browser for the project's pages, at the size of a desktop window or a phone."""
 
 import contextlib
 import shutil
@@ -11,9 +11,9 @@ SIZES = {"desk": (1200, 900), "phone": (390, 844)}
 
 @contextlib.contextmanager
 def start(profile, **preferences):
-    """Run Chromium with a profile directory and its preferences; give Selenium's driver. Skip the test without it.
+    """Run Chromium with a profile directory and preferences; return Selenium's driver. Skip the test without it.
 
-    Certificates that no authority signed are accepted.
+    Accepts self-signed certificates.
     """
     webdriver = pytest.importorskip("selenium.webdriver")
     for program in ("chromium", "chromedriver"):
@@ -34,7 +34,7 @@ def start(profile, **preferences):
 
 
 def resize(browser, size):
-    """Make the window as large as one of SIZES."""
+    """Resize the window to one of SIZES."""
     width, height = SIZES[size]
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
         "width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == "phone"})  # fmt: skip

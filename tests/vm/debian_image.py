@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """The disk of a Debian host with a stock kernel and GRUB. Made once by mmdebstrap and kept in the cache.
 
-SERVER is a mail and NFS server: the kernel that knows itrees comes by the roles under test. Packages that a host gets
-from its distribution later lie in /srv/debian: the machines reach no network but the ports forwarded to them.
+SERVER is a mail and NFS server; the roles under test install the kernel with itrees. Packages that a host later gets
+from its distribution are in /srv/debian, because the machines have no network except forwarded ports.
 """
 
 import dataclasses
@@ -23,19 +23,19 @@ BASE = ("systemd-sysv", "udev", "dbus", "openssh-server", "iproute2", "procps", 
 
 @dataclasses.dataclass
 class Recipe:
-    """What is on a disk: packages besides BASE, a kernel among them, and those in /srv/debian."""
+    """The contents of a disk: packages besides BASE, including a kernel, and those in /srv/debian."""
 
     name: str
     packages: tuple[str, ...]
     later: tuple[str, ...]
     preseed: str = ""
-    updates: bool = False  # security updates are there, too
+    updates: bool = False  # with security updates
     release: str = "bookworm"
-    suites: str = ""  # what APT reads of another release than this machine's
+    suites: str = ""  # APT sources, for a release other than this machine's
 
     @property
     def listed(self):
-        """What APT reads while the disk is made."""
+        """APT sources while the disk is made."""
         return debian.apt_sources(self.updates, self.suites)
 
 
@@ -46,7 +46,7 @@ SERVER = Recipe(
     ("e2fsprogs", "libext2fs2", "libcom-err2", "libss2", "logsave"),
     "postfix postfix/main_mailer_type select Local only\\npostfix postfix/mailname string itree-test",
 )  # fmt: skip
-# What GRUB needs to find its configuration; the rest it loads from there.
+# Modules that GRUB needs to find its configuration; it loads the rest from there.
 GRUB_MODULES = ("ext2", "search", "search_fs_uuid", "configfile", "normal", "linux", "loadenv", "test", "echo",
                 "reboot", "serial", "terminal", "sleep", "regexp", "all_video", "gzio")  # fmt: skip
 CUSTOMIZE = r"""
@@ -100,7 +100,7 @@ rm -r srv/debian/partial srv/debian/lock
 
 
 def call(*argv, **kwargs):
-    """Run a step of the build; a BuildError with what it said if it fails."""
+    """Run a step of the build; raise a BuildError with its output if it fails."""
     res = subprocess.run([str(a) for a in argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                          stderr=subprocess.STDOUT, text=True, check=False, **kwargs)  # fmt: skip
     if res.returncode:
@@ -124,7 +124,7 @@ def build(recipe, out):
         options.append(f"--essential-hook=printf '{recipe.preseed}\\n' | chroot \"$1\" debconf-set-selections")
     try:
         debian.make_root(recipe.release, BASE + recipe.packages, root, *options, listed=recipe.listed)
-        # From now on the host knows /srv/debian alone.
+        # From now on, /srv/debian is the host's only APT source.
         (root / "srv/debian/Packages").write_text(call("apt-ftparchive", "packages", ".", cwd=root / "srv/debian"))
         shutil.rmtree(root / "etc/apt/sources.list.d")
         (root / "etc/apt/sources.list.d").mkdir()
@@ -143,7 +143,7 @@ def build(recipe, out):
 
 
 def image(recipe=SERVER):
-    """The directory with the disks, from the cache or built now (some minutes)."""
+    """The directory with the disks, from the cache or built now, in a few minutes."""
     parts = (UUID, BASE, recipe, GRUB_MODULES, CUSTOMIZE, recipe.listed)
     key = hashlib.sha256(repr(parts).encode()).hexdigest()
     top = tb.cache_dir() / recipe.name

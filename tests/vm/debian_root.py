@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""A copy of debian_image's disk, mounted on this host's kernel: its packages, hooks and GRUB's tools work as at home.
+"""A copy of debian_image's disk, mounted on this host's kernel: its packages, hooks and GRUB's tools work as if booted.
 
-Mounts are in a namespace of their own and go with it. Root only.
+Mounts are in a separate namespace and vanish with it. Needs root.
 """
 
 import os
@@ -11,10 +11,10 @@ import debian_image
 
 
 class DebianRoot:
-    """The host; `before` makes a command run in it, `outside` in the namespace around it.
+    """The host; the prefix `before` runs a command in it, `outside` in the namespace around it.
 
-    top: a directory for this; the disk is top/root.img, by that recipe.
-    run(*argv, ok=..., ...): gives (exit code, output).
+    top: a directory for it; the disk is top/root.img, made by the recipe.
+    run(*argv, ok=..., ...): returns (exit code, output).
     """
 
     def __init__(self, top, run, recipe=debian_image.SERVER):
@@ -24,7 +24,7 @@ class DebianRoot:
         self.open()
 
     def open(self):
-        """Mount the disk; also again after close(), when the host has been started meanwhile."""
+        """Mount the disk; also after close(), for instance when the host has been booted in between."""
         self.loop = self._run("losetup", "--find", "--show", self.image)[1].strip()
         self.holder = subprocess.Popen(["unshare", "--mount", "--propagation", "private", "sh", "-c",
                                         "echo there; exec sleep 99999"], stdout=subprocess.PIPE, text=True)  # fmt: skip
@@ -43,7 +43,7 @@ class DebianRoot:
         return self._run(*self.outside, *argv)[1]
 
     def mount(self):
-        # A disk's name for the loop device: GRUB's tools look behind those that are called loop, at this host's disks.
+        # Name the loop device like a disk: GRUB's tools resolve loop devices to this host's disks.
         number = os.stat(self.loop).st_rdev
         nodes = {"vda": ("b", os.major(number), os.minor(number)), "null": ("c", 1, 3), "zero": ("c", 1, 5),
                  "random": ("c", 1, 8), "urandom": ("c", 1, 9), "tty": ("c", 5, 0), "ptmx": ("c", 5, 2)}  # fmt: skip
@@ -53,7 +53,7 @@ class DebianRoot:
             self.inside("mknod", "-m", "666", self.top / "dev" / name, *node)
         self.inside("ln", "-s", "/proc/self/fd", self.top / "dev/fd")
         self.inside("mkdir", "-p", self.top / "dev/shm", self.top / "dev/disk/by-uuid")
-        # As udev names it: without that GRUB's menu would have the disk's name of today for the root.
+        # udev's name: without it, GRUB's menu would have the disk's current device name for the root.
         self.inside("ln", "-s", "../../vda", self.top / "dev/disk/by-uuid" / debian_image.UUID)
         self.inside("mount", "--bind", self.top / "dev", "/dev")
         self.inside("mount", "-t", "ext4", "/dev/vda", self.root)
@@ -64,7 +64,7 @@ class DebianRoot:
             self.inside("mount", "-t", "tmpfs", "-o", "mode=1777", "itree-test", self.root / name)
 
     def prepare(self):
-        """What else must be there before the first command of a test."""
+        """Set up whatever must exist before the first command of a test."""
 
     def run(self, *argv, **kwargs):
         return self._run(*self.before, *argv, **kwargs)[1]
@@ -74,7 +74,7 @@ class DebianRoot:
         self.inside("install", "-D", "-m", mode, self.top / "put", f"{self.root}{path}")
 
     def close(self):
-        """Unmount all; the disk is as a host leaves it that was switched off."""
+        """Unmount everything; the disk is like that of a host that was powered off."""
         self.holder.kill()
         self.holder.wait()
         self.holder.stdout.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""A machine that boots as a host does: UEFI firmware, what its disk has for a boot loader, and its own kernel.
+"""A machine that boots like a real host: UEFI firmware, its disk's boot loader, and its own kernel.
 
 vm.py starts a kernel over this host's root; this is for installed systems: packages, hosts of Ansible, the appliance.
 """
@@ -16,14 +16,14 @@ FIRMWARE = pathlib.Path("/usr/share/OVMF")
 
 
 def variables(path):
-    """The firmware's memory, in which it keeps boot entries; as delivered unless it is there."""
+    """The firmware's variable store, with its boot entries; a fresh copy unless it exists."""
     if not pathlib.Path(path).exists():
         shutil.copy(FIRMWARE / "OVMF_VARS_4M.fd", path)
     return path
 
 
 def secure_variables(path, keys=(), db=()):
-    """The firmware's memory with Secure Boot on: Microsoft's keys, and the owner's (PEM or DER files).
+    """The firmware's variable store with Secure Boot on: Microsoft's keys, and the owner's (PEM or DER files).
 
     keys: for shim; db: for the firmware itself.
     """
@@ -40,21 +40,21 @@ def command(kernel, memory, serial, disks, store, boot=None, forwards=None, cach
             secure=False):  # fmt: skip
     """QEMU's command line.
 
-    kernel: an image that is there, to find out with whether KVM works; it is not what boots.
-    memory: as QEMU writes it ("1G"); serial: what -serial wants; disks: raw images, /dev/vda first.
-    store: what variables() made; None leaves the firmware out, for who adds -kernel.
-    boot: number of the disk to boot from, where it is not the first one with a boot loader.
-    forwards: {port of 127.0.0.1: port of the machine}; nothing else leads in or out. None: no network.
-    cache: with "unsafe", a power cut is none.
-    secure: firmware that knows Secure Boot, with a store of secure_variables().
+    kernel: any existing image, to test whether KVM works; it is not booted.
+    memory: in QEMU's form ("1G"); serial: the argument of -serial; disks: raw images, /dev/vda first.
+    store: from variables(); None omits the firmware, for callers that add -kernel.
+    boot: number of the disk to boot from, if it is not the first one with a boot loader.
+    forwards: {port of 127.0.0.1: port of the machine}; there is no other connection. None: no network.
+    cache: with "unsafe", the disk ignores flushes, so power cuts cannot be tested.
+    secure: firmware with Secure Boot, with a store from secure_variables().
     """
     kvm = vm.kvm_works(kernel)
-    # Emulated processors in threads of their own now and then miss the kernel patching its code under them.
+    # Emulated processors in separate threads sometimes miss that the kernel patches its code.
     accel, cpus = ("kvm", "2") if kvm else ("tcg,thread=single", "1")
     machine, code = ("q35,smm=on", "OVMF_CODE_4M.secboot.fd") if secure else ("q35", "OVMF_CODE_4M.fd")
     argv = ["qemu-system-x86_64", "-machine", machine, "-accel", accel, "-m", memory, "-smp", cpus, "-nodefaults",
             "-display", "none", "-serial", serial, "-device", "virtio-rng-pci"]  # fmt: skip
-    # Emulated, each miss of the TLB walks the page tables: four levels are quicker than five.
+    # When emulated, each TLB miss walks the page tables: four levels are faster than five.
     argv += ["-cpu", "host"] if kvm else ["-cpu", "max,la57=off", "-global", "virtio-blk-pci.ioeventfd=off"]
     if store:
         argv += ["-drive", f"if=pflash,format=raw,readonly=on,file={FIRMWARE}/{code}",
@@ -63,7 +63,7 @@ def command(kernel, memory, serial, disks, store, boot=None, forwards=None, cach
         ports = "".join(f",hostfwd=tcp:127.0.0.1:{host}-:{guest}" for host, guest in forwards.items())
         argv += ["-netdev", f"user,id=n0,restrict=on{ports}", "-device", "virtio-net-pci,netdev=n0"]
     for number, path in enumerate(disks):
-        # The firmware shows boot loaders no disk that it does not think of booting.
+        # The firmware hides from boot loaders all disks that are not boot candidates.
         first = f",bootindex={1 if number == boot else number + 2}" if boot is not None else ""
         argv += ["-drive", f"if=none,id=d{number},format=raw,cache={cache},discard=unmap,file={path}",
                  "-device", f"virtio-blk-pci,drive=d{number}{first}"]  # fmt: skip

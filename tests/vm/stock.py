@@ -16,7 +16,7 @@ SERIES = sources.read_lock()["linux"].version
 
 
 class Stock:
-    """A kernel of the distribution: the directories and files that its packages brought."""
+    """A kernel of the distribution: the directories and files of its packages."""
 
     def __init__(self, release, root):
         self.release, self.root = release, pathlib.Path(root)
@@ -25,7 +25,7 @@ class Stock:
         self.modules = self.root / "lib" / "modules" / release
 
     def add(self, module):
-        """Install a module, as DKMS does, in place of one that was."""
+        """Install a module, like DKMS, in place of an earlier one."""
         dest = self.modules / "updates" / "dkms"
         dest.mkdir(parents=True, exist_ok=True)
         shutil.copy(module, dest)

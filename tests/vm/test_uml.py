@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Kernels that are programs of this host: the same from outside as a virtual machine."""
+"""Kernels that are programs of this host behave like a virtual machine from outside."""
 
 import pathlib
 import time
@@ -33,7 +33,7 @@ def test_too_many_disks_are_refused(tmp_path):
 
 
 def test_command(kernel, tmp_path):
-    """Output, errors, exit code, environment; a disk, a share; the host's root stays as it is."""
+    """Output, errors, exit code, environment; a disk, a share; the host's root does not change."""
     disk, share, name = tmp_path / "disk", tmp_path / "a share", f"itree-{uuid.uuid4()}"
     disk.write_bytes(b"before" + bytes((1 << 20) - 6))
     share.mkdir()
@@ -60,7 +60,7 @@ def test_problems_in_the_log(kernel):
 
 
 def test_checks_are_on(kernel):
-    """Lockdep has not given up, kmemleak can be asked."""
+    """Lockdep is still active, and kmemleak works."""
     command = "grep -q 'debug_locks: *1' /proc/lockdep_stats && echo scan >/sys/kernel/debug/kmemleak"
     res = vm.run(command, kernel=kernel, timeout=300)
     assert res.ok, res.explain()
@@ -72,7 +72,7 @@ def test_time_is_up(kernel):
     res = vm.run(f"echo begun; sleep 1000; : {mark}", kernel=kernel, timeout=600,
                  overdue=lambda text: text == "begun\n")  # fmt: skip
     assert res.timed_out and res.code == vm.EXIT_TIMEOUT and res.stdout == "begun\n", res.explain()
-    # Killed at once, but each of its processes dies when it is next run.
+    # All are killed at once, but each process dies only when it runs next.
     for _ in range(600):
         if not processes_with(str(res.log.parent)):
             return

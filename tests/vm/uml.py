@@ -10,7 +10,7 @@ disks are /dev/ubda, /dev/ubdb ...; vm.run() calls this for such a kernel.
 import shlex
 
 MOST_DISKS = 16  # of the driver
-# In a guest's script, of either kind: /dev/stdout and friends lead where they do elsewhere.
+# In the script of either kind of guest: make /dev/stdout and friends work as usual.
 STDIO_LINKS = (
     "for n in 0:stdin 1:stdout 2:stderr; do",
     '    ln -sfn "/proc/self/fd/${n%%:*}" "/dev/${n##*:}"',
@@ -19,18 +19,18 @@ STDIO_LINKS = (
 
 
 def is_uml(kernel) -> bool:
-    """Whether a file is a kernel of this kind: a program, where others are boot images."""
+    """Whether a file is a kernel of this kind: a program and not a boot image."""
     with open(kernel, "rb") as handle:
         return handle.read(4) == b"\x7fELF"
 
 
 def disk_name(number: int) -> str:
-    """Of the disk with that number, below /dev."""
+    """Name of the disk with that number, below /dev."""
     return f"ubd{chr(ord('a') + number)}"
 
 
 def init_script(command, run_dir, *, overlays, shares, env, cwd) -> str:
-    """What the first process does: a root as the virtual machines have it, then the command, then off."""
+    """Script of the first process: set up a root as in the virtual machines, run the command, power off."""
     quote = shlex.quote
     lines = [
         "#!/bin/bash",
@@ -52,7 +52,7 @@ def init_script(command, run_dir, *, overlays, shares, env, cwd) -> str:
             f"mkdir -p {upper}/up {upper}/work && mount -t overlay -o lowerdir={path},upperdir={upper}/up,"
             f"workdir={upper}/work overlay {path}"
         ]
-    # The directory of the run too: it may lie below a covered one.
+    # Also the directory of the run, which may be below a covered one.
     for share in (run_dir, *shares):
         lines += [f"mkdir -p {quote(str(share))} && mount -t hostfs -o {quote(str(share))} none {quote(str(share))}"]
     out = quote(str(run_dir))

@@ -35,12 +35,12 @@ VIRTME_RUN = REPO / "build" / "venv" / "bin" / "virtme-run"
 RUN_DIR = REPO / "build" / "vm"
 KEEP_RUNS = 60
 
-EXIT_PROBLEM = 120  # the kernel log holds something that must not be there
+EXIT_PROBLEM = 120  # the kernel log reports a problem
 EXIT_TIMEOUT = 124  # as timeout(1)
 EXIT_RUNNER = 125  # the machine could not be started or died on its own
 
-# Directories of the host that the guest may write to; the changes stay in the
-# guest's memory and are gone when it ends.
+# Directories of the host that the guest may write to; changes stay in the
+# guest's memory and vanish when it ends.
 OVERLAYS = ("/etc", "/lib", "/home", "/opt", "/srv", "/usr", "/var", "/tmp")
 
 _STAMP = re.compile(r"^(?:<\d+>)?\[\s*\d+\.\d+\](?:\[\s*[TC]\d+\])? ?")
@@ -84,7 +84,7 @@ class KUnitCase:
 
 @dataclasses.dataclass
 class Result:
-    """What a run gave.  `exit_code` is the command's, None if it never ended."""
+    """The result of a run.  `exit_code` is the command's, None if it never ended."""
 
     exit_code: int | None
     stdout: str
@@ -142,7 +142,7 @@ def strip_stamp(line: str) -> str:
 
 
 def find_problems(text: str, allow=()) -> list[str]:
-    """Lines of a kernel log that must not be in it and that nothing allows."""
+    """Lines of a kernel log that report a problem and are not allowed."""
     allowed = [re.compile(a) for a in allow]
     found = []
     for raw in text.splitlines():
@@ -152,7 +152,7 @@ def find_problems(text: str, allow=()) -> list[str]:
     return found
 
 
-# The cases of ours that each boot of a kernel under test runs, by suite.
+# Our cases that each boot of a kernel under test runs, by suite.
 ITREE_KUNIT = {
     "ext4_itree_files_test": [
         f"itree_test_{name}"
@@ -201,9 +201,9 @@ def _cache_dir() -> pathlib.Path:
 def kvm_works(kernel) -> bool:
     """Tell whether KVM really runs a guest kernel here.
 
-    /dev/kvm may open and yet run no guest, so the first call boots the kernel
-    without a root and waits for its first lines.  The answer is kept until the
-    host reboots.  ITREE_KVM=0 or =1 decides by hand.
+    Even if /dev/kvm opens, it may not run a guest, so the first call boots the
+    kernel without a root and waits for its first lines.  The answer is cached
+    until the host reboots.  ITREE_KVM=0 or =1 overrides it.
     """
     forced = os.environ.get("ITREE_KVM")
     if forced in ("0", "1"):
@@ -232,7 +232,7 @@ def kvm_works(kernel) -> bool:
 
 
 def modules_of(kernel) -> pathlib.Path | None:
-    """Return the modules of a kernel that is installed as by a distribution, or None.
+    """Return the modules of a kernel that is installed like a distribution's, or None.
 
     That is, ROOT/boot/vmlinuz-RELEASE has ROOT/lib/modules/RELEASE beside it.
     """
@@ -273,8 +273,8 @@ def _guest_script(command: str, env, load=()) -> str:
         'cat "$dir/err" >"$(port itree.stderr)" & c2=$!',
         f'bash -c {shlex.quote(command)} </dev/null >"$dir/out" 2>"$dir/err"',
         "rc=$?",
-        # Something the command left running may hold the pipes: do not wait
-        # for it for ever.
+        # A process that the command left running may keep the pipes open: do
+        # not wait for it forever.
         'for i in $(seq 50); do kill -0 "$c1" 2>/dev/null || kill -0 "$c2" 2>/dev/null || break',
         "    sleep 0.1; done",
         "sync",
@@ -308,9 +308,9 @@ def _kill_group(proc):
 
 
 def _wait(proc: subprocess.Popen, timeout: float, overdue, said) -> bool:
-    """Wait for a machine to end; nothing of it is left. True if it was ended because the time was up.
+    """Wait for a machine to end, and clean up. True if it was killed because of its time limit.
 
-    overdue, if any, is asked every two seconds about what said() gives: the command's output so far.
+    overdue, if any, is called every two seconds with the command's output so far, from said().
     """
     end = time.monotonic() + timeout
     try:
@@ -349,7 +349,7 @@ def _result(run_dir, log, text, stdout, stderr, *, allow, timed_out, start) -> R
 
 
 def _checked(paths, there, problem) -> list[pathlib.Path]:
-    """Absolute paths; VMError if one is not there."""
+    """Make paths absolute; raise a VMError if one does not exist."""
     paths = [pathlib.Path(p).absolute() for p in paths]
     for path in paths:
         if not there(path):
@@ -360,7 +360,7 @@ def _checked(paths, there, problem) -> list[pathlib.Path]:
 def _run_uml(
     command, kernel, run_dir, log, *, memory, disks, shares, overlays, timeout, overdue, allow, append, cwd, env, stream
 ) -> Result:  # fmt: skip
-    """run() for a kernel that is a program of this host; what the command prints comes when it has ended."""
+    """run() for a kernel that is a program of this host; the command's output appears when it has ended."""
 
     def said(name: str) -> str:
         path = run_dir / name
@@ -407,20 +407,20 @@ def run(
     kunit=False,
     udev=False,
 ) -> Result:
-    """Boot a kernel, run a command in it, give the outcome.
+    """Boot a kernel, run a command in it, return the result.
 
     command     a shell command line (str) or a list of arguments
     disks       raw image files: /dev/vda, /dev/vdb ... in order, and
                 with udev /dev/disk/by-id/virtio-disk0, virtio-disk1 ...
     shares      directories the guest may write to; they keep their path
     allow       regular expressions for log lines that are expected
-    overdue     called every two seconds with what the command has printed so far; True ends the machine
+    overdue     called every two seconds with the command's output so far; True kills the machine
     append      more kernel parameters
     disk_cache  QEMU's cache mode; "unsafe" does not wait for the host's disk
     stream      copy the command's output to ours while it runs
     kunit       let the kernel run its KUnit tests at boot
-    udev        start udev, which takes an emulated guest longer than all else; only then is there a /dev/disk.
-                A kernel that is a program of the host is always started without it
+    udev        start udev, which /dev/disk requires, and which takes an emulated guest longer than anything else.
+                A kernel that is a program of the host always starts without it
     """
     kernel = pathlib.Path(kernel or DEFAULT_KERNEL).absolute()
     if not kernel.is_file():
@@ -458,7 +458,7 @@ def run(
             timeout=timeout, overdue=overdue, allow=allow, append=append, cwd=cwd, env=guest_env, stream=stream,
         )  # fmt: skip
     modules = modules_of(kernel)
-    # Without udev, nothing loads the drivers by itself.
+    # Without udev, drivers are not loaded automatically.
     script.write_text(_guest_script(command, guest_env, ["virtio_blk", "loop"] if modules else []))
 
     argv = [str(VIRTME_RUN), "--kimg", str(kernel), f"--mods={'auto' if modules else 'none'}", "--force-9p",
@@ -475,9 +475,9 @@ def run(
         argv += ["--rwdir", str(share)]
     if not udev:
         argv += ["--qemu-bin", str(REPO / "tests" / "vm" / "qemu-without-udev")]
-    # printk.devkmsg: what tests write to /dev/kmsg is never dropped.
-    # cache=loose: the guest caches the host's files, which stay as they are
-    # while it runs (a --share is not cached); programs start far sooner.
+    # printk.devkmsg: never drop what tests write to /dev/kmsg.
+    # cache=loose: the guest caches the host's files, which do not change while
+    # it runs (a --share is not cached), so programs start far sooner.
     qemu = []
     root = "version=9p2000.L,trans=virtio,access=any,msize=512000,cache=loose"
     # no_timer_check: on a busy host the emulated timer may miss its test ("IO-APIC + timer doesn't work").
@@ -485,11 +485,11 @@ def run(
     if slow:
         # An emulated CPU on a busy host is slow, not stuck.
         kopts += ["watchdog_thresh=30", "rcupdate.rcu_cpu_stall_timeout=90"]
-        # Emulated CPUs in threads of their own now and then miss the kernel
-        # patching its code under them (an oops on "int3"): let them take turns.
+        # Emulated CPUs in separate threads sometimes miss that the kernel
+        # patches its code (an oops on "int3"): let them take turns.
         qemu += ["-accel", "tcg,thread=single"]
-        # Emulated CPUs gain nothing from handing a request to QEMU's main loop,
-        # which then polls hundreds of descriptors for each: a third slower.
+        # Emulated CPUs gain nothing from handing requests to QEMU's main loop,
+        # which polls hundreds of descriptors for each: a third slower.
         for device in ("virtio-blk-pci", "virtio-serial-pci", "virtio-9p-pci"):
             qemu += ["-global", f"{device}.ioeventfd=off"]
     for opt in kopts:
