@@ -94,7 +94,7 @@ def main():
     left = len(list((VOLUME / "mx").glob("*.partial"))) if known else 0
     if known:
         told = call(*backup, "verify", "mx", "--all")
-        if told.count(" 0 damaged, 0 of which nothing is known") != len(names):
+        if told.count(" 0 damaged, 0 without a recorded checksum") != len(names):
             sys.exit(told)
     # The night that was cut off is made up for, and is complete.
     client(turn)

@@ -115,7 +115,7 @@ def get_back(appliance, clients, tmp_path):
 def look(appliance):
     """list, verify, status, metrics."""
     said = appliance("verify", "--all", timeout=3600)
-    assert said.count(" 0 damaged, 0 of which nothing is known") == 6
+    assert said.count(" 0 damaged, 0 without a recorded checksum") == 6
     listed = appliance("list").splitlines()
     assert [line.split()[0] for line in listed] == ["dev", "dev", "mx1", "mx1", "nfs", "nfs"]
     assert "newest" in listed[1]
@@ -166,11 +166,11 @@ def test_sums_lost(appliance, tmp_path):
     path.write_bytes(b"no database at all" * 100)
     assert "Move it aside" in appliance("verify", "mx1", ok=(7,))
     path.unlink()
-    assert "of 20 files nothing is known" in appliance("verify", "mx1", ok=(1,))
+    assert "20 files have no recorded checksum" in appliance("verify", "mx1", ok=(1,))
     appliance("verify", "--adopt", "mx1")
     appliance("verify", "mx1")
     # A record is of one file, not of whoever gets its inode number next.
     victim = next((appliance.good("mx1")[0] / "cur").iterdir())
     shutil.copy2(victim, victim.with_suffix(".new"))
     victim.with_suffix(".new").rename(victim)
-    assert "of 1 files nothing is known" in appliance("verify", "mx1", ok=(1,))
+    assert "1 files have no recorded checksum" in appliance("verify", "mx1", ok=(1,))

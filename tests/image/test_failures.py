@@ -99,7 +99,7 @@ def test_killed(backed):
         goods[newest] = state(newest)
         same(state(mail), goods[newest])
     assert cut >= 4
-    assert " 0 damaged, 0 of which nothing is known" in appliance("verify", "mx1")
+    assert " 0 damaged, 0 without a recorded checksum" in appliance("verify", "mx1")
 
 
 def test_client_gone(backed):
@@ -129,7 +129,7 @@ def test_client_gone(backed):
     slow(appliance, more="")
     said = appliance("run", "mx1")
     assert "need not be fetched again; " in said
-    kept, removed = (int(w) for w in said.split("files of it")[0].split()[-1:] + said.split("again; ")[1].split()[:1])
+    kept, removed = (int(w) for w in said.split("of its files")[0].split()[-1:] + said.split("again; ")[1].split()[:1])
     assert kept >= 100 and removed >= 1
     assert appliance.status("mx1")["files"] <= 600 + 20 - kept
     same(first, state(appliance.good("mx1")[0]))
@@ -295,7 +295,7 @@ def test_damaged_files_are_fetched_again(appliance, tmp_path, method):
     same(was, state(first))
     assert new.stat().st_mode == first.stat().st_mode
     assert not list((appliance.volume / "mx1" / ".itree-backup").glob("*.again"))
-    assert " 0 damaged, 0 of which nothing is known" in appliance("verify", "mx1")
+    assert " 0 damaged, 0 without a recorded checksum" in appliance("verify", "mx1")
 
 
 def test_damaged_file_that_has_gone(backed, tmp_path):
@@ -616,7 +616,7 @@ def test_two_alarms_of_one_night_are_both_told(backed, hook):
     appliance("verify", ok=(7,))
     appliance("notify", "--failed", env=env)
     (appliance.volume / "mx1" / "ballast").write_bytes(b"x" * (3 << 20))
-    assert "told within the last 12 hours" in appliance("notify", "--failed", env=env)
+    assert "sent within the last 12 hours" in appliance("notify", "--failed", env=env)
     appliance.servers.kill("rsync")
     appliance("run", "mx1", ok=(5,))
     appliance("notify", "--failed", env=env)

@@ -108,7 +108,7 @@ def test_backup(booted):
     report = json.loads(booted("itree-backup status --json", ok=(1,)))
     assert report["hosts"]["mx1"]["well"] and len(report["hosts"]["mx1"]["snapshots"]) == 1
     booted("diff -r /var/mailhost /srv/backup/mx1/2*Z")
-    assert "2000 files right, 0 damaged, 0 of which nothing is known" in booted("itree-backup verify mx1")
+    assert "2000 files right, 0 damaged, 0 without a recorded checksum" in booted("itree-backup verify mx1")
     assert booted("systemctl show -P Slice backup@mx1").strip() == "backup.slice"
     assert "itree_backup_last_run_success" in booted("cat /var/lib/itree-backup/metrics/*.prom")
     well(booted)
@@ -295,7 +295,7 @@ def test_power_cuts(booted):
         booted.cut()
         booted.boot()
         assert booted("findmnt -no SOURCE /srv/backup").startswith("/dev/")
-        assert booted("itree-backup verify mx1 --all").count(" 0 damaged, 0 of which nothing is known")
+        assert booted("itree-backup verify mx1 --all").count(" 0 damaged, 0 without a recorded checksum")
         booted("systemctl start backup@mx1")
         booted("diff -r /var/mailhost $(ls -d /srv/backup/mx1/2*Z | tail -1)")
         assert booted("ls /srv/backup/mx1 | grep -c partial", ok=(1,)).strip() == "0"

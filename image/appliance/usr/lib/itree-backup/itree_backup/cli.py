@@ -14,8 +14,8 @@ from . import store as store_
 from .errors import BUSY, DAMAGED, USAGE, BackupError, Interrupted
 from .store import Store, stores
 
-EPILOG = """snapshots are named by time (UTC); the beginning of a name will do where it is unique, and
-`latest` is the newest. Exit code: 0 done, 1 failed, 2 wrong usage or configuration, 3 busy, 4 no space, 5 client
+EPILOG = """snapshots are named by time (UTC); any unique beginning of a name will do, and `latest` is the
+newest. Exit code: 0 done, 1 failed, 2 wrong usage or configuration, 3 busy, 4 no space, 5 client
 gone, 6 refused (host key, login), 7 damaged files, 8 interrupted, 9 the client could not give some files. See
 itree-backup(8), itree-backup.conf(5)."""
 
@@ -35,8 +35,8 @@ def parser():
     def add_wait(made):
         # The rsync of a run that was killed may need a moment to end.
         made.add_argument("--wait", metavar="SECONDS", type=float, default=10.0,
-                          help="for other work on the host, a verification say, to end "
-                          "(default %(default)g)")  # fmt: skip
+                          help="how long to wait for other work on the host, such as a "
+                          "verification (default %(default)g)")  # fmt: skip
 
     made = add("add", "add a host: confirm its key, try it, write its file, start its timer")
     made.add_argument("path", metavar="PATH", nargs="+",
@@ -48,12 +48,12 @@ def parser():
     made.add_argument("--password-file", metavar="FILE", help="password for rsyncd")
     made.add_argument("--exclude", metavar="PATTERN", action="append", default=[], help="leave these out; repeatable")
     made.add_argument("--fingerprint", metavar="SHA256:...", help="accept this host key without asking")
-    made.add_argument("--no-try", action="store_true", help="write the file though the client is not reachable yet")
+    made.add_argument("--no-try", action="store_true", help="write the file even if the client is not reachable yet")
     made.add_argument("--no-timers", action="store_true", help="leave systemd alone")
     made = add("retire", "stop backing a host up; its snapshots stay")
     made.add_argument("--no-timers", action="store_true", help="leave systemd alone")
     made = add("forget", "remove all snapshots of a retired host")
-    made.add_argument("--yes", action="store_true", help="remove them; otherwise only say which")
+    made.add_argument("--yes", action="store_true", help="remove them; without it, only list them")
     made = add("run", "back a host up: resume what was interrupted, fetch, verify, prune")
     add_wait(made)
     made = add("list", "list snapshots, or a directory of one", host=False)
@@ -76,39 +76,39 @@ def parser():
     made.add_argument(
         "--rolling",
         action="store_true",
-        help="files of all snapshots that were not read for longest: daily, all within [verify] cycle_days",
+        help="the files of all snapshots that went unread longest; run daily, all within [verify] cycle_days",
     )
-    made.add_argument("--adopt", action="store_true", help="take files of which nothing is known as right")
-    made = add("sums", "write what the client sent as md5sum(1) has it, for checking by other means")
+    made.add_argument("--adopt", action="store_true", help="accept files that have no recorded checksum")
+    made = add("sums", "print the checksums that the client sent, in the format of md5sum(1)")
     made.add_argument("snapshot", metavar="SNAPSHOT")
     made = add("prune", "remove snapshots that retention does not keep")
-    made.add_argument("-n", "--dry-run", action="store_true", help="say which, remove none")
-    made.add_argument("--remove", metavar="SNAPSHOT", help="remove this one (its full name) whatever is kept")
-    add("accept", "take it as right that many names went at once, and prune again")
+    made.add_argument("-n", "--dry-run", action="store_true", help="list them, remove none")
+    made.add_argument("--remove", metavar="SNAPSHOT", help="remove this one (its full name), whatever [keep] says")
+    add("accept", "accept that many names disappeared at once, and let pruning go on")
     add("discard", "remove what interrupted runs left")
-    made = add("status", "say how all hosts are; exit code 1 if one is not well", host=False)
+    made = add("status", "show the state of all hosts; exit code 1 if one is not well", host=False)
     made.add_argument("host", metavar="HOST", nargs="?")
-    made.add_argument("--json", action="store_true", help="everything that is known, for programs")
+    made.add_argument("--json", action="store_true", help="print everything as JSON, for programs")
     made.add_argument("--beat", action="store_true", help="send [notify] heartbeat if all is well")
-    made = add("notify", "tell of a host's last run, or how all are, by mail and webhook", host=False)
+    made = add("notify", "report a host's last run, or the state of all hosts, by mail and webhook", host=False)
     made.add_argument("host", metavar="HOST", nargs="?")
-    made.add_argument("--message", metavar="TEXT", help="tell this instead")
-    made.add_argument("--pending", action="store_true", help="send again what could not be delivered")
-    made.add_argument("--failed", action="store_true", help="for OnFailure=: a unit failed, whatever the status says")
-    made = add("sync", "copy snapshots to a second volume, compared and linked as they are here", host=False)
+    made.add_argument("--message", metavar="TEXT", help="send this text instead")
+    made.add_argument("--pending", action="store_true", help="retry messages that could not be delivered")
+    made.add_argument("--failed", action="store_true", help="for OnFailure=: report a failed unit, whatever its status")
+    made = add("sync", "copy snapshots to a second volume, verified and hard linked as here", host=False)
     made.add_argument("dest", metavar="DIRECTORY", type=pathlib.Path, help="where the second volume is mounted")
     made.add_argument("host", metavar="HOST", nargs="*", help="default: all hosts")
     made.add_argument("--init", action="store_true", help="make the empty file system there a backup volume")
-    made.add_argument("--prune", action="store_true", help="remove there what [keep] does not keep")
-    made.add_argument("--bandwidth", metavar="KIB", type=int, default=0, help="at most so many KiB a second")
-    made = add("password", "set the password of the status page, and switch the page on", host=False)
+    made.add_argument("--prune", action="store_true", help="remove snapshots there that [keep] does not keep")
+    made.add_argument("--bandwidth", metavar="KIB", type=int, default=0, help="limit in KiB a second")
+    made = add("password", "set the password of the status page, and enable the page", host=False)
     made.add_argument("--no-timers", action="store_true", help="leave systemd alone")
-    add("console", "say where the appliance is reached, and how the hosts are", host=False)
-    made = add("setup", "put credentials in place, make the key, switch the hosts' timers on", host=False)
+    add("console", "show the appliance's addresses and the state of the hosts", host=False)
+    made = add("setup", "install credentials, make the ssh key, and enable the hosts' timers", host=False)
     made.add_argument("--no-timers", action="store_true", help="leave systemd alone")
     made = add("init", "make the mounted volume the backup volume", host=False)
-    made.add_argument("--no-mount", action="store_true", help="let it be a directory of a larger file system")
-    add_wait(add("prepare", "make the directory of a host, and set its quota (backup@.service does)"))
+    made.add_argument("--no-mount", action="store_true", help="allow a directory of a larger file system")
+    add_wait(add("prepare", "make the directory of a host, and set its quota (backup@.service does this)"))
     return top
 
 
@@ -176,7 +176,7 @@ def cmd_restore(base, args):
         right, unknown, kept = restore.restore(store, name, args.path, args.to, args.overwrite)
     print(f"{store.name} {name}: restored to {args.to}: {right} files compared and right" +
           f", {kept} were there already and are as they were" * bool(kept) +
-          f", {unknown} could not be compared: nothing is known of them" * bool(unknown))  # fmt: skip
+          f", {unknown} could not be compared: they have no recorded checksum" * bool(unknown))  # fmt: skip
 
 
 def cmd_export(base, args):
@@ -190,7 +190,7 @@ def cmd_verify(base, args):
     wrong = unknown = 0
     busy = []
     if args.snapshot and args.rolling:
-        raise BackupError("--rolling chooses the files itself: name no snapshot", USAGE)
+        raise BackupError("--rolling chooses the files itself: do not name a snapshot", USAGE)
     for store in stores(base, args.host):
         names = store.every()
         if args.snapshot or (names and not args.all):
@@ -206,7 +206,7 @@ def cmd_verify(base, args):
         except BackupError as err:
             if err.code != BUSY or args.host:
                 raise
-            # The other hosts are read all the same.
+            # A busy host must not keep the others from being read.
             print(err, file=sys.stderr)
             busy.append(store.name)
             continue
@@ -214,20 +214,20 @@ def cmd_verify(base, args):
         for line in found.bad:
             print(f"{store.name}: {line}", file=sys.stderr)
     if wrong:
-        raise BackupError(f"{wrong} files are not what the client sent (above). Other snapshots may have them "
-                          "right; see also journalctl -k and smartctl -a", DAMAGED)  # fmt: skip
+        raise BackupError(f"{wrong} files are not what the client sent (above). Other snapshots may have good "
+                          "copies; check the disk with journalctl -k and smartctl -a", DAMAGED)  # fmt: skip
     if unknown:
-        raise BackupError(f"of {unknown} files nothing is known, so they could not be compared; "
-                          "--adopt takes them as right")  # fmt: skip
+        raise BackupError(f"{unknown} files have no recorded checksum, so they could not be compared; "
+                          "--adopt accepts them as they are")  # fmt: skip
     if busy:
-        raise BackupError(f"not verified, since other work was going on there: {', '.join(busy)}", BUSY)
+        raise BackupError(f"not verified, because other work was going on there: {', '.join(busy)}", BUSY)
 
 
 def cmd_sums(base, args):
     store = stores(base, args.host)[0]
     unknown = restore.write_sums(store, store.find(args.snapshot), sys.stdout.buffer)
     if unknown:
-        raise BackupError(f"of {unknown} files nothing is known: they are not in the list")
+        raise BackupError(f"{unknown} files have no recorded checksum: they are not in the list")
 
 
 def cmd_prune(base, args):
@@ -318,14 +318,14 @@ def cmd_notify(base, args):
         try:
             message = "\n".join(status_lines(base, report.healths(base, stores(base)))[0])
         except (BackupError, OSError) as err:
-            # That the volume is gone is what is to be told.
+            # A missing volume is itself what must be reported.
             message = str(err)
     subject = "backups want attention"
     if args.failed:
         message = f"{report.failed_unit() or 'a unit'} has failed.\n\n{message}"
-        # The watch looks each hour: what is wrong in the evening is still wrong an hour later.
+        # The watch runs every hour; a lasting problem must not send a message each time.
         if outbox.told_lately(subject, message):
-            print(f"{subject}: the same was told within the last 12 hours")
+            print(f"{subject}: the same alarm was sent within the last 12 hours")
             return
     print(report.tell(base, subject, message + "\n", {"message": message}))
 
@@ -361,7 +361,7 @@ def cmd_setup(conf, args):
 
 
 def finish_setup(conf, args, wrong):
-    """What follows once the files are in place; adds to wrong. Raises BackupError."""
+    """Finish the set-up once the files are in place; adds problems to wrong. Raises BackupError."""
     base = config.settings(conf)
     if os.path.ismount(base.volume):
         cmd_init(base, argparse.Namespace(no_mount=False))
@@ -374,10 +374,10 @@ def finish_setup(conf, args, wrong):
         except BackupError as err:
             wrong.append(str(err))
     if not args.no_timers:
-        # A host whose file is wrong is not left out: its run fails, and tells why.
+        # A host with a bad file still gets its timer: its run fails, and says why.
         setup.timers(names)
         if (conf / config.PAGE_PASSWORD).exists():
-            # At boot the socket was skipped if a credential has brought the password just now.
+            # At boot, systemd skipped the socket if a credential has only now brought the password.
             setup.start_page()
     print(f"hosts: {', '.join(names) or 'none yet'}")
     misnamed = config.misnamed(base)
@@ -403,7 +403,7 @@ def cmd_prepare(base, args):
     try:
         limits = config.host(base, args.host).quota
     except BackupError:
-        # The run fails, and tells why.
+        # The run will fail, and say why.
         return
     if not quota.in_force(store, limits):
         with store.lock(args.wait):
@@ -420,12 +420,12 @@ def main():
         signal.signal(number, stop)
     os.umask(0o077)
     if os.geteuid():
-        print("itree-backup: the files of clients keep their owners here, which takes root: use sudo", file=sys.stderr)
+        print("itree-backup: clients' files keep their owners here, which needs root: use sudo", file=sys.stderr)
         return USAGE
     try:
         conf = pathlib.Path(args.config).absolute()
         if args.what == "setup":
-            # What is wrong with the configuration that is there may be what this is to put right.
+            # Does not read the configuration first: setup may be what repairs it.
             return cmd_setup(conf, args) or 0
         base = config.settings(conf)
         return globals()[f"cmd_{args.what}"](base, args) or 0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Adding a client and retiring it: its host key, a trial connection, its file in hosts.d, its timer.
 
-The host's file is written last, after the client has listed every path: a
-host that is configured is one that could be read.
+The host's file is written last, after the client has listed every path: every
+configured host has been readable once.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ def scan(host):
 
 
 def fingerprint(line):
-    """SHA256 fingerprint of a line of known_hosts. Raises BackupError(USAGE) if it is none."""
+    """SHA256 fingerprint of a line of known_hosts. Raises BackupError(USAGE) if the line is not a key."""
     argv = ["ssh-keygen", "-l", "-f", "-"]
     res = subprocess.run(argv, input=line + "\n", capture_output=True, text=True, check=False)
     match = FINGERPRINT.search(res.stdout)
@@ -140,8 +140,8 @@ def authorized_line(base):
 
 
 def try_once(base, host):
-    """Have the client list the paths, without what is below them. Raises BackupError."""
-    # As a list they are names; as arguments they would be patterns. rsync wants a destination, which stays as it is.
+    """Have the client list the paths themselves, not their contents. Raises BackupError."""
+    # In a list they are names; as arguments they would be patterns. rsync needs a destination, but writes nothing.
     argv = ["rsync", "--list-only", "--dirs", "--links", "--from0", "--files-from=-", "--8-bit-output",
             "--no-human-readable", f"--timeout={host.timeout}", *transfer.connection(base, host), "--",
             *transfer.sources(host, True), "/nonexistent"]  # fmt: skip
@@ -186,7 +186,7 @@ def authorized_file(host):
 
 
 def text_of(args):
-    """The file of a host, with the values that were given."""
+    """The text of a host's file, with the values given on the command line."""
     lines = ["# Written by `itree-backup add`; see itree-backup.conf(5).", "[host]"]
     lines += [f"{key} = {getattr(args, key)}" for key in ("address", "port", "method", "user", "password_file")
               if getattr(args, key)]  # fmt: skip
@@ -211,7 +211,7 @@ def draft(base, args):
 def add(base, args):
     """Add a host: confirm its key, try it, write its file, start its timer. Raises BackupError.
 
-    Nothing but known_hosts is changed unless all goes well.
+    On failure, nothing but known_hosts has changed.
     """
     host, path, text = draft(base, args)
     if host.method == "ssh":
@@ -242,5 +242,5 @@ def retire(base, name, no_timers):
     if not no_timers:
         setup.call("systemctl", "disable", "--now", f"backup@{name}.timer")
     path.rename(f"{path}{RETIRED}")
-    print(f"{name}: retired. Its snapshots stay until they are removed: itree-backup prune {name} --remove SNAPSHOT")
-    print(f"{name}: rename {path}{RETIRED} back and run itree-backup setup to go on")
+    print(f"{name}: retired. Its snapshots stay until you remove them: itree-backup forget {name} --yes")
+    print(f"{name}: to resume, rename {path}{RETIRED} back and run itree-backup setup")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Configuration: itree-backup.conf and one file a host, as itree-backup.conf(5) has them.
+"""Configuration: itree-backup.conf and one file a host, see itree-backup.conf(5).
 
-A key that is not known, or a value out of range, is an error: a retention
-that was misspelt must not silently become the default.
+An unknown key or a value out of range is an error: a misspelt retention must
+not silently become the default.
 """
 
 import configparser
@@ -17,7 +17,7 @@ DIRECTORY = pathlib.Path("/etc/itree-backup")
 HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 PAGE_PASSWORD = pathlib.Path("page") / "password"  # below the configuration directory: a hash by werkzeug
 NAME_RULE = "letters, digits, dot, minus and underscore, at most 63, and the first a letter or digit"
-# What a word of a remote shell command or of an rsync argument may be made of without being taken for more.
+# Only characters that neither a remote shell nor rsync interprets.
 ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*|[0-9A-Fa-f:]+:[0-9A-Fa-f:.]*")
 USER = re.compile(r"[a-z_][a-z0-9_.-]*")
 SMALLEST_QUOTA = 1 << 20  # bytes
@@ -52,7 +52,7 @@ class Limits:
 
 @dataclasses.dataclass
 class Settings:
-    """What holds for all hosts. Percentages are of the volume; keep is numbers of
+    """Settings for all hosts. Percentages are of the volume; keep holds numbers of
     snapshots, days, weeks, months."""
 
     conf: pathlib.Path
@@ -78,7 +78,7 @@ class Settings:
 class Host:
     """One client. bandwidth is in KiB/s (0: no limit), timeout in seconds without a byte.
 
-    method: ssh or rsyncd; local for a snapshot of this machine, which no file of a host has.
+    method: ssh or rsyncd, or local for a snapshot on this machine (never in a host's file).
     """
 
     name: str
@@ -108,7 +108,7 @@ def check_name(name):
 
 
 def check_lists(path, text):
-    """Raise if a list has what may be a comment or a name: one of the two would be lost without a word."""
+    """Raise if text in a list may be a comment or part of a name: either guess would silently lose the other."""
     in_list = False
     for number, line in enumerate(text.splitlines(), 1):
         key = re.match(r"(\w+)\s*=", line)
@@ -125,7 +125,7 @@ def check_lists(path, text):
 
 
 def read(path, known, text=None):
-    """A configuration file as {section: {key: value}}; anything unknown in it is an error. text: instead of its own."""
+    """A configuration file as {section: {key: value}}; anything unknown is an error. text: replaces the file's own."""
     parser = configparser.ConfigParser(interpolation=None, comment_prefixes=("#", ";"), delimiters=("=",))
     try:
         text = pathlib.Path(path).read_text(encoding="utf-8") if text is None else text
@@ -173,7 +173,7 @@ class Values:
         return value
 
     def size(self, key, default):
-        """Bytes: a number, with K, M, G or T behind it for units of 1,024 and its powers."""
+        """Bytes: a number with an optional suffix K, M, G or T (powers of 1,024)."""
         text = self.text(key)
         match = re.fullmatch(r"(\d{1,15})([KMGT]?)", text)
         if text and not match:
@@ -291,7 +291,7 @@ def host(base, name):
 
 
 def parse_host(base, name, path, text=None):
-    """The Host that a file describes, or a text that is to become that file. Raises BackupError."""
+    """The Host that a file, or a text to be written to it, describes. Raises BackupError."""
     found = read(path, PER_HOST, text)
     values = Values(path, "host", found.get("host", {}))
     method = values.text("method", "ssh")
@@ -326,6 +326,6 @@ def hosts(base):
 
 
 def misnamed(base):
-    """Files that would be hosts but for their names, sorted; what editors leave behind a dot is not meant."""
+    """Files whose names cannot be those of hosts, sorted; editors' hidden files are ignored."""
     found = (base.conf / "hosts.d").glob("*.conf")
     return sorted(str(p) for p in found if not HOST.fullmatch(p.stem) and not p.name.startswith("."))

@@ -3,11 +3,10 @@
 
     VOLUME/.itree-backup-config/now    hosts, keys, known hosts, the page's password and certificate
 
-`prepare` brings it up to date before each backup. An appliance whose system
-disk is new, or was written anew with a newer image, takes it over at its first
-boot. The volume holds all that the clients have, and is for root alone; so is
-the copy. Its directory stays the same one, so that the unit of the status page
-can cover it.
+`prepare` updates it before each backup. An appliance with a new or rewritten
+system disk takes it over at its first boot. Only root can read the copy, as
+only root can read the volume with all the clients' data. The directory is never
+replaced, so that the status page's unit can hide it.
 """
 
 import shutil
@@ -19,7 +18,7 @@ PARTS = ("itree-backup.conf", "hosts.d", "ssh", "page")
 
 
 def contents(top):
-    """{path: data} of the parts of a configuration; other files, and half-written ones, are left out."""
+    """{path: data} of the parts of a configuration, without other files and half-written ones."""
     found = {}
     for part in PARTS:
         path = top / part
@@ -29,7 +28,7 @@ def contents(top):
 
 
 def places(volume):
-    """Where the copy is, where a new one is made, and where the one before goes for a moment."""
+    """Paths of the copy, of a new one in the making, and of the old one while it is replaced."""
     return tuple(volume / NAME / name for name in ("now", "new", "old"))
 
 
@@ -47,7 +46,7 @@ def write(files, top):
 
 
 def save(base):
-    """Bring the copy up to date. Returns whether it was not. A power cut leaves the old one or the new one."""
+    """Update the copy; returns whether it was out of date. A power cut leaves the old one or the new one."""
     check_volume(base)
     make_directory(base)
     place, fresh, old = places(base.volume)
@@ -72,9 +71,9 @@ def save(base):
 
 
 def take_over(base, defaults):
-    """Put the files of the copy where the configuration has none; returns their paths below it.
+    """Copy the files that the configuration lacks; returns their paths below it.
 
-    defaults: the configuration file that a first boot writes. It counts as none.
+    defaults: the configuration file that a first boot writes. It counts as missing.
     """
     place, _, old = places(base.volume)
     source = next((path for path in (place, old) if path.is_dir()), None)
@@ -82,7 +81,7 @@ def take_over(base, defaults):
         return []
     mine = contents(base.conf)
     if not any(path.parent.name == "hosts.d" for path in mine):
-        # Nobody has been given the key that a set-up without the volume made.
+        # No client knows the key yet that a set-up without the volume made.
         mine = {path: data for path, data in mine.items() if path.name not in ("id", "id.pub")}
     files = {path: data for path, data in contents(source).items()
              if path not in mine or (str(path) == "itree-backup.conf" and mine[path] == defaults)}  # fmt: skip

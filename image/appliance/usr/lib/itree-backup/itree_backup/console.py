@@ -34,7 +34,7 @@ def page_lines(conf):
 
 
 def lines(base):
-    """What the console shows: where the appliance is reached, what proves that it is the one, and how the hosts are."""
+    """Lines for the console: the appliance's addresses and fingerprints, and the state of the hosts."""
     found = [f"address:      {' '.join(addresses()) or 'no network yet'}"]
     if HOST_KEY.exists():
         found.append(f"ssh host key: {setup.call('ssh-keygen', '-l', '-f', HOST_KEY).split()[1]}")

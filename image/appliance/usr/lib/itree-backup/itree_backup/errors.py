@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""What can go wrong, as exit codes of the command; itree-backup(8) lists them."""
+"""Failures, as exit codes of the command; itree-backup(8) lists them."""
 
 FAILED = 1
 USAGE = 2
@@ -11,7 +11,7 @@ DAMAGED = 7
 INTERRUPTED = 8
 GAPS = 9
 
-# What status.json, metrics and messages call them.
+# Their names in status.json, metrics and messages.
 NAMES = {
     FAILED: "failed",
     USAGE: "configuration",
@@ -34,7 +34,7 @@ class BackupError(Exception):
 
 
 class Interrupted(BackupError):
-    """SIGTERM or SIGINT: the work is left as it is, to be resumed."""
+    """SIGTERM or SIGINT: the work stays as it is, so that it can be resumed."""
 
     def __init__(self, number):
         super().__init__(f"stopped by signal {number}; the next run goes on from here", INTERRUPTED)

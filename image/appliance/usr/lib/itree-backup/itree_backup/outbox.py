@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Messages that are kept until they have been delivered: a webhook that answers 503 once must not cost an alarm."""
+"""Messages are kept until they have been delivered: a webhook that answers 503 once must not lose an alarm."""
 
 import json
 import re
@@ -10,8 +10,8 @@ import urllib.request
 
 from .store import state_directory, write_file
 
-MOST = 1000  # messages that are kept; of more, the oldest are dropped
-AGAIN = 12 * 3600  # seconds during which an alarm is not sent a second time
+MOST = 1000  # messages kept; beyond that, the oldest are dropped
+AGAIN = 12 * 3600  # seconds before the same alarm is sent again
 SENT = "sent.json"
 
 
@@ -21,7 +21,7 @@ def directory():
 
 
 def same_alarm(text):
-    """What two alarms have in common that tell of the same: all but numbers, which are ages and sizes."""
+    """The part of an alarm that identifies it: its text without numbers, which are ages and sizes."""
     return re.sub(r"\d+(\.\d+)?( (d|h|min|s|MiB)\b)?", "#", text)
 
 
@@ -97,9 +97,9 @@ def deliver(base, message):
 
 
 def beat(address):
-    """Tell a monitor such as healthchecks.io that all is well: it tells of us when it has not heard of us for a while.
+    """Tell a monitor such as healthchecks.io that all is well; it raises an alarm when the beats stop.
 
-    Returns why that failed, or an empty text. Nothing is kept: the next beat says the same.
+    Returns why that failed, or an empty text. A lost beat is not retried: the next one says the same.
     """
     try:
         with urllib.request.urlopen(address, timeout=30):
@@ -119,11 +119,11 @@ def put(base, subject, text, facts):
     if message["ways"]:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Before it is sent: the machine may go down meanwhile.
+            # Store it before sending it: the machine may go down in between.
             write_file(path, json.dumps(message))
             kept = True
         except OSError:
-            pass  # smartd's unit may not write there; then it is sent once, as well as that goes
+            pass  # smartd's unit must not write there; its messages are sent once, best effort
     done, wrong = deliver(base, message)
     if kept:
         finish(path, message)
@@ -131,7 +131,7 @@ def put(base, subject, text, facts):
 
 
 def finish(path, message):
-    """A message that has gone all ways is removed; of another, the ways that are left are noted."""
+    """Remove a message that was delivered in all ways; otherwise record the ways that remain."""
     if message["ways"]:
         write_file(path, json.dumps(message))
     else:
@@ -148,7 +148,7 @@ def again(base):
     found, done, wrong = pending(), [], []
     for path in found[:-MOST]:
         path.unlink()
-        wrong.append(f"{path.name}: dropped, for more than {MOST} messages wait")
+        wrong.append(f"{path.name}: dropped, because more than {MOST} messages are waiting")
     for path in found[-MOST:]:
         try:
             message = json.loads(path.read_text())

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""The status page: how all hosts are, and the files of their snapshots, to be looked at and downloaded.
+"""The status page: the state of all hosts, and the files of their snapshots to browse and download.
 
-A WSGI application for gunicorn (itree-backup-page.service). It answers GET
-and HEAD alone, writes nothing anywhere, and shows nothing without the
-password. What is well and what is not, report.health() decides; the page only
-shows it.
+A WSGI application for gunicorn (itree-backup-page.service). It answers only
+GET and HEAD, writes nothing, and shows nothing without the password.
+report.health() decides whether a host is well; the page only shows it.
 """
 
 import contextlib
@@ -47,7 +46,7 @@ HEADERS = {
 
 
 class Damaged(Exception):
-    """A download turned out not to be what the client sent; if a part of it was sent, the connection breaks off."""
+    """A file is not what the client sent; if its download has begun, the connection breaks off."""
 
 
 def create_app(conf=None):
@@ -58,7 +57,7 @@ def create_app(conf=None):
     secret, accepted = os.urandom(32), set()
 
     def password_hash():
-        # systemd hands it over as a credential; the unit cannot read the configuration's own.
+        # systemd passes it as a credential; the unit cannot read the configuration.
         given = os.environ.get("CREDENTIALS_DIRECTORY")
         path = pathlib.Path(given) / "password" if given else conf / config.PAGE_PASSWORD
         try:
@@ -71,7 +70,7 @@ def create_app(conf=None):
         wanted = password_hash()
         if not wanted or user != USER:
             return None
-        # The hash is slow on purpose; a password that was right once is known by a keyed digest of this process.
+        # The hash is slow on purpose, so this process remembers a keyed digest of a password it has accepted.
         digest = hmac.digest(secret, f"{wanted}\0{password}".encode(), "sha256")
         if digest in accepted:
             return user
@@ -85,7 +84,7 @@ def create_app(conf=None):
         if flask.request.method not in ("GET", "HEAD"):
             raise werkzeug.exceptions.MethodNotAllowed(["GET", "HEAD"])
 
-    # No page without it, whatever the address: not even whether there is such a page.
+    # Every address needs the login, so that strangers do not even learn which pages exist.
     @app.before_request
     @auth.login_required
     def log_in():
@@ -130,7 +129,7 @@ def when(seconds):
 
 
 def chart(numbers, width=240, height=40):
-    """Points of a line through these numbers for an SVG of that size: the lowest shown is 0."""
+    """Points of an SVG polyline through these numbers, in an area of that size; its bottom is 0."""
     most = max(numbers) or 1
     step = width / max(len(numbers) - 1, 1)
     return " ".join(f"{n * step:.1f},{height - 2 - value / most * (height - 4):.1f}" for n, value in enumerate(numbers))
@@ -150,7 +149,7 @@ def _timers(_minute):
 
 
 def next_runs():
-    """Seconds since the epoch at which each host is backed up next, by name; asked for once a minute."""
+    """When each host is backed up next, by name, in seconds since the epoch; systemd is asked once a minute."""
     return _timers(int(time.time() / 60))
 
 
@@ -185,7 +184,7 @@ def metrics():
 
 
 def store_named(name):
-    """The Store of a host that is there. Aborts with 404."""
+    """The Store of a host; aborts with 404 if there is no such host."""
     try:
         return store_.stores(flask.g.base, name)[0]
     except BackupError:
@@ -213,7 +212,7 @@ def wanted(name, snapshot):
 
 
 def describe(dir_fd, path, name):
-    """What the page says of a name in an open directory: kind, size, time, target of a link; None if it is gone."""
+    """What the page shows of a name in an open directory: kind, size, time, target of a link; None if it is gone."""
     try:
         got = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
         target = os.readlink(name, dir_fd=dir_fd) if stat.S_ISLNK(got.st_mode) else b""
@@ -257,9 +256,9 @@ def download(name, snapshot, _path):
         known = sums.get(got.st_ino, sums_.generation(fd))
         if known and known[2]:
             flask.abort(409, f"{show(path)} was found damaged here. Look for it in another snapshot.")
-        # What is sent outlives this function; the file and the snapshot stay open until it is sent.
+        # The response outlives this function; the file and the snapshot stay open until it is sent.
         chunks = send(fd, got.st_size, known and known[0], stack.pop_all())
-    # Of a small file all is known before anything is sent.
+    # A small file is verified in full before anything is sent.
     response = flask.Response(itertools.chain([next(chunks, b"")], chunks), content_type="application/octet-stream")
     response.call_on_close(chunks.close)
     response.content_length = got.st_size
@@ -272,7 +271,7 @@ def download(name, snapshot, _path):
 
 
 def send(fd, size, md5, stack):
-    """Yield a file's data. The end is held back until the sum is right: a browser then reports a broken download."""
+    """Yield a file's data. The last chunk waits for the checksum, so that browsers see damage as a broken download."""
     with stack:
         digest, left, held = hashlib.md5(usedforsecurity=False), size, b""
         while left and (chunk := os.read(fd, min(CHUNK, left))):
@@ -291,7 +290,7 @@ def send(fd, size, md5, stack):
 def set_password(conf, password):
     """Store the hash of a page password. Raises BackupError if it is too short."""
     if len(password) < 8:
-        raise BackupError("the password of the page has at least 8 characters")
+        raise BackupError("the password of the page must have at least 8 characters")
     path = conf / config.PAGE_PASSWORD
     path.parent.mkdir(mode=0o700, exist_ok=True)
     store_.write_file(path, werkzeug.security.generate_password_hash(password) + "\n")

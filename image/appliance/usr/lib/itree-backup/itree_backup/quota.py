@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""The limits of a host on the volume, which the file system's project quota enforces.
+"""Limits of a host on the volume, enforced by the file system's project quota.
 
-The directory of a host with limits has a project ID of its own, which all that
-is made below it inherits. So one host fills its share and no more. The file
-system links files within a project alone, which is where snapshots share them.
+The directory of a host with limits has a project ID of its own, which
+everything created below inherits. So a host fills its share and no more. The
+file system allows hard links only within a project, where snapshots share files.
 
-What a client can make grow belongs to the project: snapshots, beginnings of
+Whatever a client can make grow belongs to the project: snapshots, partial
 files, lists of names. Status and records do not, so that a run that reached a
-limit can still say so.
+limit can still report it.
 """
 
 import contextlib
@@ -28,13 +28,13 @@ ATTRIBUTES = struct.Struct("=5I8x")
 FS_IOC_FSGETXATTR, FS_IOC_FSSETXATTR = 0x801C581F, 0x401C5820
 FS_XFLAG_PROJINHERIT = 0x200
 CAP_SYS_RESOURCE, PR_CAPBSET_DROP = 24, 24
-LEAST = 1  # percent of a limit; with less than that left a run would fail for certain
+LEAST = 1  # percent of a limit; with less left, a run is bound to fail
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclasses.dataclass
 class Usage:
-    """What a host with limits takes. A limit of 0 is none, and then the number used is not known: 0 too."""
+    """How much of its limits a host uses. A limit of 0 means none; the number used is then unknown, and also 0."""
 
     limit: int
     used: int
@@ -43,7 +43,7 @@ class Usage:
 
     @property
     def percent(self):
-        """How much of the limit that is closer is used."""
+        """The percentage used of the limit that is closer."""
         pairs = ((self.used, self.limit), (self.inodes, self.inode_limit))
         return max(100.0 * used / limit for used, limit in pairs if limit)
 
@@ -85,7 +85,7 @@ def project_of(path):
 
 
 def join(fd, project, inherit=False):
-    """Give an open file or directory to a project; inherit: what is made in the directory, too. Raises OSError."""
+    """Put an open file or directory into a project; inherit: also what is created in it. Raises OSError."""
     flags, now = attributes(fd) or (0, 0)
     new = flags | FS_XFLAG_PROJINHERIT if inherit else flags
     if (new, project) != (flags, now):
@@ -93,7 +93,7 @@ def join(fd, project, inherit=False):
 
 
 def join_path(path, project, inherit=False):
-    """join() by a path that no client chose."""
+    """join() by path, which must not be one that a client chose."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         join(fd, project, inherit)
@@ -102,21 +102,21 @@ def join_path(path, project, inherit=False):
 
 
 def share(store, path):
-    """Have a file or directory beside the snapshots count as the host's, if the host has a project."""
+    """Charge a file or directory beside the snapshots to the host's project, if it has one."""
     project = project_of(store.meta / "parts")
     if project:
         join_path(path, project, path.is_dir())
 
 
 def limits_of(space, whole):
-    """(bytes, inodes) that one statvfs result allows, 0 where it is all that there is on the volume."""
+    """(bytes, inodes) that one statvfs result allows; 0, no limit, where that is the whole volume."""
     size = space.f_blocks * space.f_frsize if space.f_blocks < whole.f_blocks else 0
     return size, space.f_files if space.f_files < whole.f_files else 0
 
 
 def usage(store):
-    """The Usage of a host, for which no rights are needed; None if it has no limit that is in force."""
-    # Of a directory that passes its project on, the file system tells what the project has.
+    """The Usage of a host; None if no limit is in force. Needs no privileges."""
+    # For a directory whose project is inherited, the file system reports the project's limits and usage.
     own, whole = os.statvfs(store.path), os.statvfs(store.base.volume / MARKER)
     size, inodes = limits_of(own, whole)
     if not size and not inodes:
@@ -137,10 +137,10 @@ def in_force(store, limits):
 
 
 def settle(store, limits):
-    """Give a host its limits. Its lock must be held. Raises BackupError if they do not hold then.
+    """Set a host's limits. Its lock must be held. Raises BackupError if they are not in force afterwards.
 
-    Snapshots from before there were limits become the project's; the directory of the host comes last, and a later
-    call goes on with what was interrupted.
+    Snapshots from before the first limit join the project. The directory of the host joins last, so that a later
+    call resumes what was interrupted.
     """
     if in_force(store, limits):
         return
@@ -167,9 +167,9 @@ ADVICE = (
 
 
 def reserve(store):
-    """Give the beginnings of a host's files, the first of what belongs to its project, a project ID that is free."""
+    """Give a free project ID to the directory of a host's partial files, which joins the project first."""
     with open(store.base.volume / MARKER) as handle:
-        # Of two hosts that are set up together, the other comes next.
+        # Two hosts that are set up at the same time must not get the same ID.
         fcntl.flock(handle, fcntl.LOCK_EX)
         taken = [FIRST]
         for name in on_volume(store.base):
@@ -181,8 +181,8 @@ def reserve(store):
 
 
 def take_in(store, project):
-    """Give all that a host has to a project."""
-    # Symbolic links and devices cannot change their project. The next run makes them again instead of linking.
+    """Move everything that a host has into a project."""
+    # Symbolic links and devices cannot change their project. The next run creates them again instead of linking.
     trees = [path for path in store.path.iterdir() if path != store.meta]
     for top in (store.meta / "parts", *trees):
         join_path(top, project, True)
@@ -202,7 +202,7 @@ def take_in(store, project):
 
 def set_limits(store, project, limits):
     """Have the kernel enforce limits for a project. Raises BackupError."""
-    # Blocks of 1 KiB, inodes; the soft limits, which may be exceeded for some days, are none.
+    # Blocks of 1 KiB, inodes. No soft limits: they may be exceeded for some days.
     argv = ["setquota", "-P", str(project), "0", str(limits.size // 1024), "0", str(limits.inodes),
             str(store.base.volume)]  # fmt: skip
     try:
@@ -218,7 +218,7 @@ def set_limits(store, project, limits):
 
 
 def obey():
-    """Have no program that this one starts pass over limits, as root may by hand. A unit has no such right."""
+    """Make limits bind the programs that this one starts, for runs by hand as root. The unit lacks the capability."""
     _LIBC.prctl(PR_CAPBSET_DROP, CAP_SYS_RESOURCE, 0, 0, 0)
 
 
@@ -241,7 +241,7 @@ MAKE_ROOM = (
 
 
 def exceeded(where):
-    """The BackupError of a run that came to the limit of its host."""
+    """The BackupError of a run that reached the limit of its host."""
     return BackupError(
         f"{where}: the quota of this host ([quota]) was used up in mid-run. What was fetched is kept and used by the "
         f"next run; the good snapshots are as they were. {MAKE_ROOM}",

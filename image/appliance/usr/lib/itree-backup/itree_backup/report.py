@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""What others see: status.json, metrics for Prometheus, mail and webhook after a failure."""
+"""Reports to others: status.json, metrics for Prometheus, mail and webhook after a failure."""
 
 import dataclasses
 import datetime
@@ -11,8 +11,8 @@ from . import config, outbox, quota, setup
 from . import store as store_
 from .errors import NAMES, BackupError
 
-# What stands before a file of hosts.d whose name no host can have.
-MISNAMED = "not backed up, for its name cannot be a host's:"
+# Precedes the name of a file in hosts.d that cannot be the name of a host.
+MISNAMED = "not backed up, because its name cannot be a host's:"
 NO_HOSTS = "no hosts yet: itree-backup add HOST PATH..."
 HELP = {
     "last_run_timestamp_seconds": "When the last run ended.",
@@ -74,7 +74,7 @@ def metrics(healths):
 
 
 def publish(store, status):
-    """Write status and metrics. A metrics directory that cannot be written is told, not an error of the backup."""
+    """Write status and metrics; returns a warning if the metrics fail, which is not an error of the backup."""
     store.write_status(status)
     if store.base.metrics:
         try:
@@ -88,7 +88,7 @@ def publish(store, status):
 
 
 def unpublish(store):
-    """Remove the metrics of a host that is forgotten."""
+    """Remove the metrics of a host whose snapshots were removed."""
     if store.base.metrics:
         (store.base.metrics / f"itree_backup_{store.name}.prom").unlink(missing_ok=True)
 
@@ -103,10 +103,10 @@ def age(seconds):
 
 @dataclasses.dataclass
 class Health:
-    """How a host is. This alone decides whether all is well with it: status, page, metrics and alarms read it.
+    """The state of a host. It alone decides whether the host is well; status, page, metrics and alarms read it.
 
-    state: as in status.json, or "interrupted", "retired"; good, with_gaps, partial: names, oldest first; records: what
-    was noted of each snapshot, by name; age: seconds since the newest good one; problems: lines, none if all is well;
+    state: as in status.json, or "interrupted", "retired"; good, with_gaps, partial: names, oldest first; records: the
+    record of each snapshot, by name; age: seconds since the newest good one; problems: lines, none if all is well;
     usage: a quota.Usage, or None.
     """
 
@@ -135,14 +135,14 @@ class Health:
 def health(store, now, max_age, configured=True):
     """The Health of a host. now: seconds since the epoch; max_age: hours.
 
-    Of a host that is not configured any more, nothing new is to come: only damage is a fault.
+    A host that is no longer configured gets no new snapshots, so only damage counts as a problem.
     """
     status = store.status()
     good, with_gaps, partial = store.listed()
     records = {name: store.record(name) for name in sorted(good + with_gaps)}
     last = status.get("last_good_time") if good else None
     state = status.get("state", "never run")
-    # A run that was killed could not say so itself.
+    # A run that was killed could not record it.
     if state == "running" and not is_locked(store):
         state = "interrupted"
     problems = []
@@ -165,7 +165,7 @@ def health(store, now, max_age, configured=True):
     if status.get("prune_message") and configured:
         problems.append(status["prune_message"])
     made.problems = [p.splitlines()[0] for p in problems if p]
-    # A failure without a message is one all the same.
+    # A failure without a message still counts.
     if problems and not made.problems:
         made.problems = ["the last run failed; see the journal"]
     return made
@@ -185,7 +185,7 @@ def facts(one):
 
 
 def other_problems(base):
-    """What is wrong beside the hosts, as lines."""
+    """Problems that belong to no host, as lines."""
     return [f"{MISNAMED} {path}" for path in config.misnamed(base)] + [
         f"set-up: {p}" for p in setup.problems(base.conf)
     ]
@@ -206,9 +206,9 @@ def overview(one):
 
 
 def forecast(healths, free, now, days=30):
-    """Days until the volume is full if it goes on filling as in the last `days`; None if not, or too little is known.
+    """Days until the volume is full at the rate of the last `days`; None if it does not fill, or too little is known.
 
-    free: bytes free now. The free space noted with each snapshot makes a line, and this is where it ends.
+    free: bytes free now. The rate is that of a line fitted to the free space recorded with each snapshot.
     """
     since = now - days * 86400
     points = [(r["ended"], r["free_bytes"]) for one in healths for r in one.records.values()
@@ -220,7 +220,7 @@ def forecast(healths, free, now, days=30):
 
 
 def is_locked(store):
-    """Whether a run of the host is at work, as far as can be seen without disturbing it."""
+    """Whether somebody holds the lock of the host, found out without trying to take it."""
     try:
         wanted = os.stat(store.meta / "lock").st_ino
         with open("/proc/locks") as handle:
@@ -230,15 +230,15 @@ def is_locked(store):
 
 
 def failed_unit():
-    """What systemd (251 or later) says of the unit whose OnFailure= this is; nothing if it does not."""
+    """The failed unit whose OnFailure= started this, as systemd (251 or later) tells; empty if it does not."""
     unit, code = os.environ.get("MONITOR_UNIT", ""), os.environ.get("MONITOR_EXIT_STATUS", "")
     return unit + f" (ended with {code})" * bool(unit and code)
 
 
 def notify(store, failed=False):
-    """Tell of a host's last run by mail and webhook, as configured. Returns what was done; raises BackupError.
+    """Report a host's last run by mail and webhook, as configured. Returns what was done; raises BackupError.
 
-    failed: a unit of the host has failed. If the status knows of no failure, it was before a run began.
+    failed: a unit of the host has failed. If the status shows no failure, it was not in the run itself.
     """
     status = store.status()
     state = status.get("state", "never run")
@@ -263,7 +263,7 @@ def tell(base, subject, text, facts):
     done, wrong, kept = outbox.put(base, subject, text, facts)
     if wrong:
         later = "; it is kept, and sent again every ten minutes (backup-notify.timer)" if kept else ""
-        raise BackupError(f"{subject}; nobody could be told by {'; '.join(wrong)}{later}")
+        raise BackupError(f"{subject}; could not be delivered by {'; '.join(wrong)}{later}")
     return f"{subject}; told by {', '.join(done) or 'nobody: [notify] has neither mail_to, webhook nor apprise'}"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Getting files back: into a directory of this machine, or as a tar stream to wherever."""
+"""Restoring files: to a directory of this machine, to a client, or as a tar stream."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ ITEM = re.compile(rb"([<>ch.*][fdLDS][^ ]{9}) (.*)", re.S)  # rsync: how a file 
 
 
 def inside(store, name, path):
-    """A path within a snapshot, as bytes without slashes at its ends; raises if it is not there or not plain."""
+    """A path within a snapshot, as bytes without slashes at its ends; raises if it does not exist or is not plain."""
     plain = os.fsencode(os.path.normpath("/" + path)).strip(b"/")
     if plain:
         tree = Tree(store.path / name)
@@ -67,28 +67,29 @@ def restore(store, name, paths, dest, overwrite):
 
 
 def copy(store, name, plain, dest, options, held, **kwargs):
-    """Run rsync from a snapshot to where the words of `dest` say, options first; its CompletedProcess.
+    """Run rsync from a snapshot to a destination; its CompletedProcess.
 
-    plain: as from inside(). held: descriptor that keeps the snapshot. kwargs go to subprocess.run().
+    plain: as from inside(). dest: rsync's options for the destination, then the destination. held: descriptor that
+    keeps the snapshot. kwargs go to subprocess.run().
     """
     argv = ["rsync", "-aHAX", "--recursive", "--from0", "--files-from=-", "--sparse", "--numeric-ids", *options]
-    # No --: the daemon's and the shell's colons cannot be taken for such after a slash.
+    # No --: rsync does not take a colon after a slash for a daemon's or a remote shell's.
     return subprocess.run([*argv, *dest[:-1], f"{store.path / name}/", dest[-1]], input=words(store, name, plain),
                           env=environ(), pass_fds=(held,), check=False, **kwargs)  # fmt: skip
 
 
 def replacing(overwrite):
     """rsync's options for files that are there already, and for what it prints."""
-    # A file that rotted has the size and time that it had when it was right.
+    # A file that rotted keeps its size and time, so rsync must not compare by these.
     return ["--ignore-times" if overwrite else "--ignore-existing",
             "--info=progress2" if sys.stderr.isatty() else "--quiet"]  # fmt: skip
 
 
 def words(store, name, plain):
-    """Paths of a snapshot as rsync's --files-from has them, each ended by a 0.
+    """Paths of a snapshot for rsync's --files-from, each terminated by a NUL.
 
-    The top directory of a snapshot is the client's only if the client gave it. Otherwise it is ours, mode 0700, and
-    its mode must not go to the directory that is restored to.
+    The top directory of a snapshot is the client's only if the client gave it. Otherwise it is ours, and its mode
+    0700 must not be applied to the destination.
     """
     top = [b"."] if store.record(name).get("root") else sorted(os.listdir(os.fsencode(store.path / name)))
     return b"".join(word + b"\0" for path in plain for word in ([path] if path else top))
@@ -118,8 +119,8 @@ def client_of(base, dest):
 def to_client(base, store, name, paths, host, directory, overwrite):
     """Copy paths of a snapshot below a directory of a client, and compare; returns and raises as restore() does.
 
-    By ssh this logs in with a key of its own, which the client's admin lets in for the time being: the key of the
-    backups may only read.
+    Over ssh this uses a key of its own, which the client's admin authorizes for the time of the restore: the key that
+    backups use may only read.
     """
     plain = [inside(store, name, p) for p in paths or ["/"]]
     key = setup.make_key(base.conf, RESTORE_KEY) if host.method == "ssh" else None
@@ -181,7 +182,7 @@ def compare_client(store, name, plain, dest, overwrite, held):
 
 
 def is_on_volume(volume, path):
-    """Whether a resolved path is on the backup volume, be it by another mount point."""
+    """Whether a resolved path is on the backup volume, even by another mount point."""
     volume = volume.resolve()
     if path.is_relative_to(volume):
         return True
@@ -253,19 +254,19 @@ def export(store, name, paths, out):
     with store.reading(name) as held:
         res = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, pass_fds=(held,),
                              env={**os.environ, "LC_ALL": "C"}, check=False)  # fmt: skip
-    # A run that goes on meanwhile links files into the next snapshot, which changes their ctime. tar takes that for
-    # a change of the file; it ends with 1 and has written all of it. What is shorter or gone it reports in other words.
+    # A concurrent run links files into the next snapshot, which changes their ctime. tar reports that as a change and
+    # ends with 1, but has written the whole file. Truncated and missing files it reports in other words.
     lines = res.stderr.decode(errors="replace").splitlines()
     others = [line for line in lines if not line.endswith(": file changed as we read it")]
     for line in others:
         print(line, file=sys.stderr)
     harmless = res.returncode == 1 and lines and all(line.endswith(": socket ignored") for line in others)
     if res.returncode and not harmless:
-        raise BackupError(f"tar ended with {res.returncode}: the stream is not whole (see above)")
+        raise BackupError(f"tar ended with {res.returncode}: the stream is incomplete (see above)")
 
 
 def write_sums(store, name, out):
-    """Write `md5  path` lines for a snapshot, names escaped as md5sum does it; how many files are missing in it."""
+    """Write `md5  path` lines for a snapshot, names escaped as md5sum does it; returns how many files are missing."""
     unknown = 0
     with (store.reading(name), contextlib.closing(Tree(store.path / name)) as tree,
           contextlib.closing(Sums(store.meta / "sums.sqlite", writer=False)) as sums):  # fmt: skip

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Which snapshots stay.
 
-Counted in days, weeks and months that have a snapshot, not in age: a clock
-that jumped forward, or a client that was away for a year, makes nothing old.
+Retention counts days, weeks and months that have a snapshot, not age: neither
+a clock that jumped forward nor a client that was away for a year expires any.
 """
 
 import datetime
@@ -36,7 +36,7 @@ def kept(names, keep):
 
 
 def check_clock(host, names):
-    """Raise if the newest snapshot is of the future: then the clock is wrong, or was when it was made."""
+    """Raise if the newest snapshot is dated in the future: the clock is wrong, or was when the snapshot was made."""
     now = datetime.datetime.now(datetime.UTC)
     if names and when(names[-1]) > now + SLACK:
         raise BackupError(
@@ -61,14 +61,14 @@ def doomed(store, keep):
             DAMAGED,
         )
     stay = kept(names, keep)
-    # Those with gaps take nobody's place: what is good stays as if they were not there.
+    # Snapshots with gaps take no place: good ones are chosen as if the others did not exist.
     gaps = store.with_gaps()
     every = kept([*names, *(n.removesuffix(GAPS) for n in gaps)], keep)
     return sorted([n for n in names if n not in stay] + [n for n in gaps if n.removesuffix(GAPS) not in every])
 
 
 def prune(store, keep, say):
-    """Remove them, but for those that are being read; the names that went."""
+    """Remove the doomed snapshots, except those being read; returns the names that are gone."""
     store.finish_removals()
     gone = []
     for name in doomed(store, keep):

@@ -18,10 +18,10 @@ from .store import Flusher, Tree, check_space, check_volume, damaged_in, free_of
 from .sums import Sums
 from .transfer import show
 
-# rsync takes 20 directories to link to; some are kept for other snapshots.
+# rsync accepts 20 directories to link to; the rest is for good snapshots.
 PARTIALS = 10
-FEW, LITTLE = 20, 1 << 20  # so few names and bytes may go whatever share of all they are
-PASSES = 3  # how often what was renamed meanwhile is looked for
+FEW, LITTLE = 20, 1 << 20  # losses below these numbers of names and bytes never count as a fall, whatever their share
+PASSES = 3  # how often to look again for names that were renamed during the run
 
 
 def say(text):
@@ -29,8 +29,8 @@ def say(text):
 
 
 def bases(store):
-    """Snapshots to link to: the newest good one by name, the one made last if the clock made that another, and the
-    newest of all if it has gaps: what is in it is as right."""
+    """Snapshots to link to: the newest good one by name; the one made last, if a wrong clock made that another; and
+    the newest of all if it has gaps, since the files in it are just as good."""
     names = store.snapshots()
     last = store.status().get("last_good")
     found = [last] if last in names else []
@@ -38,7 +38,7 @@ def bases(store):
 
 
 def use_partials(store, sums, flusher):
-    """What interrupted runs left, newest first, checked and fit to be linked to."""
+    """Directories that interrupted runs left, newest first, checked so that they can be linked to."""
     names = store.names(".partial")
     for name in names[:-PARTIALS]:
         store.remove(name, ".partial")
@@ -50,7 +50,7 @@ def use_partials(store, sums, flusher):
         say(f"{store.name}: an interrupted run of {name}: checking what it left")
         right, removed = verify.settle(store.path / f"{name}.partial", store.sums_of(name), sums, bases(store),
                                        f"{store.name} {name}")  # fmt: skip
-        say(f"{store.name}: {right} files of it need not be fetched again; {removed} not known to be right removed")
+        say(f"{store.name}: {right} of its files need not be fetched again; {removed} not known to be right removed")
     return [store.path / f"{n}.partial" for n in reversed(names)]
 
 
@@ -60,16 +60,16 @@ def lists_root(host):
 
 
 def fetch_damaged(base, host, store, name, sums, linked, lock_fd):
-    """Fetch again what rsync took from older snapshots and a verification has found damaged; (paths, those gone).
+    """Fetch again the files that rsync linked although a verification has found them damaged; (paths, those gone).
 
-    Linked once more, the file would be as wrong in the new snapshot, and never be fetched while it stays the same.
+    Otherwise the new snapshot would share the damage, and a file that never changes would never be fetched again.
     """
     root = store.path / f"{name}.partial"
     dropped = verify.drop_damaged(root, store.sums_of(name), sums, linked)
     if not dropped:
         return dropped, []
     say(f"{store.name}: {len(dropped)} files were found damaged in older snapshots: fetching them again")
-    # Nothing to link to: what is like them is what is damaged.
+    # No directories to link to: rsync would find the damaged files there again.
     transfer.transfer(base, host, root, [], store, name, lock_fd, transfer.listing(sorted(dropped)))
     gone = [path for path in dropped if not os.path.lexists(os.path.join(os.fsencode(root), path))]
     for path in gone[:20]:
@@ -78,7 +78,7 @@ def fetch_damaged(base, host, store, name, sums, linked, lock_fd):
 
 
 def full_files(base):
-    """Names, as lists, of the files of a snapshot whose inodes have no room for as many names again."""
+    """Lists of names, one for each file of a snapshot whose inode cannot take as many links again."""
     most, found = os.pathconf(base, "PC_LINK_MAX"), {}
     with contextlib.closing(Tree(base)) as tree:
         for path, entry in tree.walk():
@@ -86,15 +86,15 @@ def full_files(base):
                 got = tree.lstat(path)
                 if got.st_nlink > most // 100:
                     found.setdefault((got.st_ino, got.st_nlink), []).append(path)
-    # The client may have given it some names more.
+    # Leave room for links that the client has added.
     return [paths for (_, links), paths in found.items() if links + len(paths) * 1.1 + 100 > most]
 
 
 def copy_full(base, fresh, sums):
-    """Copy such files to an empty directory that rsync links to before all others; how many there were.
+    """Copy such files to an empty directory that rsync links to before all others; returns how many there were.
 
-    The first of rsync's names is linked to a copy, and all others to that: so each copy has but a part of the names.
-    The copies are compared with what is known of the files.
+    rsync links the first name to a copy and the others to that one, so each copy gets only a share of the names.
+    The copies are compared with the recorded checksums.
     """
     most, found = os.pathconf(base, "PC_LINK_MAX"), full_files(base)
     with contextlib.closing(Tree(base)) as tree, contextlib.closing(Tree(fresh)) as new:
@@ -124,7 +124,7 @@ def transfer_all(base, host, store, name, linked, sums, lock_fd, checksums=False
     try:
         return transfer.transfer(base, host, dest, linked, store, name, lock_fd, checksums=checksums)
     except transfer.TooManyLinks as err:
-        say(f"{err}; beginning anew, with copies of such files")
+        say(f"{err}; starting again with copies of such files")
     store.remove(name, ".partial")
     dest.mkdir(mode=0o700)
     fresh = store.meta / "fresh"
@@ -148,7 +148,7 @@ def directories(tree, places):
 
 
 def remove_new(tree, places, before):
-    """Remove directories that were made since the list was: they came with nothing in them."""
+    """Remove directories that the client created after the list was made: they came without their contents."""
     for place, name in directories(tree, places) - before:
         with contextlib.suppress(OSError):
             fd = tree.parent(place + b"/x")[0]
@@ -158,23 +158,23 @@ def remove_new(tree, places, before):
 
 
 def fetch_renamed(base, host, store, name, outcome, linked, lock_fd):
-    """Look again where names vanished while they were read: a message that was read meanwhile has another name now.
+    """Look again where names vanished during the transfer: a mail that was read meanwhile has another name now.
 
-    Changes outcome: vanished are the names that went once more.
+    Changes outcome, whose `vanished` then holds the names that vanished again.
     """
     root = store.path / f"{name}.partial"
     for _ in range(PASSES):
         if not (outcome.vanished or outcome.trees):
             return
-        # What a client writes is not to lead out of its snapshot.
+        # A client's names must not lead out of its snapshot.
         found = {os.path.dirname(transfer.plain_name(n)) for n in outcome.vanished}
         places = sorted(p for p in found if b".." not in p.split(b"/"))
         words, kind = transfer.listing(p + b"/" for p in places), "files"
         what = f"in {len(places)} directories"
         if outcome.trees or not places:
-            # Where to, only the whole can show.
+            # Only a pass over everything can show where they went.
             words, kind, what = transfer.names_of(host), "below", "everywhere"
-        say(f"{store.name}: {len(outcome.vanished)} names went while they were read: looking again {what}")
+        say(f"{store.name}: {len(outcome.vanished)} names vanished while they were read: looking again {what}")
         with contextlib.closing(Tree(root)) as tree:
             before = directories(tree, places)
             more = transfer.transfer(base, host, root, linked, store, name, lock_fd, words, kind)
@@ -191,7 +191,7 @@ def check(store, host, name, outcome, sums, linked, again):
                              retried=retried, gaps=gaps)  # fmt: skip
     verify.demand(found, f"{store.name}: reading back what was fetched")
     names = verify.count(root) + lists_root(host)
-    # Files that went on the client while it was read are in its list, not here, and no fault.
+    # Without a number, files have vanished on the client: they are in its list and not here, which is no fault.
     if outcome.names is not None and names != outcome.names:
         raise BackupError(f"{store.name}: the client listed {outcome.names} names and {names} are here; "
                           "this is not counted as a good snapshot", DAMAGED)  # fmt: skip
@@ -199,7 +199,7 @@ def check(store, host, name, outcome, sums, linked, again):
 
 
 def check_links(store, host, name):
-    """Raise if a path of the configuration is a symbolic link: what it points to is what was meant, and is not here."""
+    """Raise if a configured path is a symbolic link: the backup would lack what it points to."""
     with contextlib.closing(Tree(store.path / f"{name}.partial")) as tree:
         for path in host.paths:
             plain = transfer.place_of(host, path)
@@ -213,18 +213,18 @@ def check_links(store, host, name):
 
 
 def kept_share(old, new):
-    """Of the files that two records of snapshots could share, the part from 0 to 1 that the newer one took over."""
+    """The part, from 0 to 1, of the files two snapshots could share that the newer one has unchanged; by records."""
     both = min(old.get("files", 0), new["files"])
     return max(new["files"] - new["new_files"], 0) / both if both >= FEW else 1.0
 
 
 def watch_fall(store, host, new, last):
-    """Hold the older snapshots if much went or changed at once: a disk that is not mounted, a client that was wiped or
-    encrypted.
+    """Hold the older snapshots if much vanished or changed at once: a disk that is not mounted, a client that was wiped
+    or encrypted.
 
-    new: the record of the new snapshot; last: name of the newest good one before it. They are compared, and while
-    snapshots are held, the new one with what there was before the fall. What went may come back, which ends the hold;
-    what was changed does not, so only `accept` ends that one.
+    new: the record of the new snapshot; last: name of the newest good one before it. The two are compared; during a
+    hold, the new one is compared with the numbers before the fall. Files that come back end the hold. A hold for
+    changed files ends only by `accept`.
     """
     record, held = store.record(last), store.held_for()
     if held.get("changed"):
@@ -239,7 +239,7 @@ def watch_fall(store, host, new, last):
         store.hold(f"the client had {' and '.join(lost)}, less than [hold] fall_percent allows", before)
     elif held and not lost:
         store.hold("")
-    # Where most files change each night, there is nothing unusual in it.
+    # Where most files change each night, that is normal.
     elif not held and new["kept_share"] < record.get("kept_share", 1.0) * (1 - host.fall / 100):
         store.hold(f"only {new['kept_share']:.0%} of the files are as in {last}, less than [hold] fall_percent "
                    "allows", {**before, "changed": True})  # fmt: skip
@@ -251,9 +251,9 @@ def told(found, most=1000):
 
 
 def remark(store, record):
-    """Say what a new snapshot has not, though it counts."""
+    """Report what a new snapshot lacks although it counts."""
     if record["vanished"]:
-        say(f"{store.name}: {record['vanished']} names went before they could be read")
+        say(f"{store.name}: {record['vanished']} names vanished before they could be read")
     if record["left_out"]:
         say(f"{store.name}: attributes that cannot be stored here are left out: {', '.join(record['left_out'])}")
     for line in record["lost_attributes"][:20]:
@@ -275,7 +275,7 @@ def fetch(base, host, store, lock_fd, status, step):
         if good:
             step("looking at the last snapshot")
             warm.warm(good[0], store.name)
-        # By size and time alone, rsync takes a file for unchanged that a program changed and gave its old time.
+        # By size and time alone, rsync misses a file that a program changed and gave its old time back.
         checksums = bool(host.checksum) and started - status.get("checksummed", 0) >= host.checksum * 86400 - 43200
         step("fetching, comparing by checksums" if checksums else "fetching")
         try:
@@ -289,7 +289,7 @@ def fetch(base, host, store, lock_fd, status, step):
         if outcome.vanished or outcome.gaps:
             outcome.names = None  # the list has names that are not here
         fetch_renamed(base, host, store, name, outcome, [*partials, *good], lock_fd)
-        # A file that changed while it was sent is sent again: what is here is no gap.
+        # rsync sends a file that changed during the transfer again. A file that is here is no gap.
         outcome.gaps = {n: why for n, why in outcome.gaps.items()
                         if not os.path.lexists(os.path.join(os.fsencode(dest), transfer.plain_name(n)))}  # fmt: skip
         again, gone = fetch_damaged(base, host, store, name, sums, [*partials, *good], lock_fd)
@@ -338,7 +338,7 @@ def fetch(base, host, store, lock_fd, status, step):
 def turn(base, name):
     """Wait until fewer than [volume] at_once hosts are backed up, and count as one of them.
 
-    Each has the lock of one of so many files; the kernel gives it back however the run ends.
+    Each run locks one of that many files; the kernel releases the lock however the run ends.
     """
     directory = state_directory() / "turns"
     directory.mkdir(parents=True, exist_ok=True)
@@ -364,17 +364,17 @@ def turn(base, name):
 def backup(base, host, store, wait):
     """Make a snapshot, then prune. Raises BackupError; status and metrics are written whatever happens.
 
-    wait: seconds for what works on the host, such as a verification, to end.
+    wait: seconds to wait for other work on the host, such as a verification.
     """
     check_volume(base)
-    # The lock comes first: a verification that holds this host must not keep a turn from the others.
+    # Take the lock first: a run that waits for a verification of its host must not keep a turn from other hosts.
     with store.lock(wait) as lock_fd, turn(base, store.name):
         began = time.time()
         status = {**store.status(), "state": "running", "began": int(began), "message": "", "pid": os.getpid()}
 
         def step(what):
             status["phase"] = what
-            # On a full disk it is the space that is to be told of, not that this could not be written.
+            # On a full disk the run must report the missing space, not that the status could not be written.
             with contextlib.suppress(OSError):
                 store.write_status(status)
 
@@ -420,7 +420,7 @@ def backup(base, host, store, wait):
 
 
 def finish(store, status):
-    """Write the status; a full disk must not hide the error that is being told."""
+    """Write the status; a full disk must not hide the error that is being reported."""
     try:
         warning = report.publish(store, status)
     except OSError as err:
@@ -430,7 +430,7 @@ def finish(store, status):
 
 
 def make_room(base, host, store):
-    """Raise if the volume, or the share of the host, is too full, after pruning what retention lets go anyway."""
+    """Raise if the volume or the host's quota is too full even after pruning."""
     try:
         check_space(base)
         quota.check(store)
@@ -441,13 +441,13 @@ def make_room(base, host, store):
             print(f"{store.name}: {err}", file=sys.stderr)
         check_space(base)
         if quota.is_full(store):
-            # The beginning of one endless file may be all that fills it.
+            # The partial copy of one endless file may be what fills it.
             store.remove_parts()
         quota.check(store)
 
 
 def prune(store, host):
-    """Prune after a good run; why it was not done, or an empty text."""
+    """Prune after a good run; returns why that failed, or an empty text."""
     try:
         retention.prune(store, host.keep, say)
     except Interrupted:
@@ -476,8 +476,8 @@ def verify_due(store, cycle):
                 record.update(damaged=(old + new)[:100], damaged_files=damaged_in(record) + found.wrong - known)
                 store.write_record(name, record)
             total.add(found, name)
-        # These are of snapshots that were removed. Left in, they would be due each day, before what is there. An
-        # interrupted run keeps its own.
+        # The remaining records belong to removed snapshots. Kept, they would be due each day, ahead of existing files.
+        # Those of interrupted runs stay.
         for name in store.names(".partial") if due else ():
             with contextlib.closing(Tree(store.path / f"{name}.partial")) as tree:
                 due -= {entry.inode() for _, entry in tree.walk()}
@@ -490,7 +490,7 @@ def verify_due(store, cycle):
 
 
 def verify_host(store, names, adopt):
-    """Read snapshots and compare; returns Found of all. What is damaged is noted in the record of the snapshot."""
+    """Read snapshots and compare; returns Found of all. Damage is noted in the record of the snapshot."""
     since, total = time.time(), verify.Found()
     with store.lock():
         sums = Sums(store.meta / "sums.sqlite")
@@ -501,7 +501,7 @@ def verify_host(store, names, adopt):
                           "damaged_files": found.wrong}  # fmt: skip
                 store.write_record(name, record)
                 say(f"{store.name} {name}: {found.right + found.skipped} files right, {found.wrong} damaged, "
-                    f"{found.unknown} of which nothing is known")  # fmt: skip
+                    f"{found.unknown} without a recorded checksum")  # fmt: skip
                 total.add(found, name)
         finally:
             sums.close()

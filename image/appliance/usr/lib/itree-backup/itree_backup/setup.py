@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""First boot, and every other: what credentials bring becomes configuration.
+"""Set-up at the first boot and every other: credentials become configuration.
 
 They come from systemd (SMBIOS, kernel command line, container manager) or lie
 in itree-backup/ of the EFI system partition.
@@ -11,8 +11,8 @@ in itree-backup/ of the EFI system partition.
     itree-backup.page-password   page/password, as a hash
     ssh.authorized_keys.root     /root/.ssh/authorized_keys, from the EFI system partition
 
-What a credential brings replaces the file of that name; other files stay. What
-is still missing then, the first set-up takes from the backup volume.
+A credential replaces the file of its name; other files stay. The first set-up
+takes what is still missing from the backup volume.
 """
 
 import codecs
@@ -39,7 +39,7 @@ PAGE_CREDENTIAL = "itree-backup.page-password"
 
 
 def defaults(conf):
-    """Make the configuration directory, with a configuration that says what it is about."""
+    """Make the configuration directory, with a configuration file that shows the defaults."""
     for path in (conf, conf / "hosts.d", conf / "ssh"):
         path.mkdir(mode=0o700, exist_ok=True)
     if not (conf / "itree-backup.conf").exists():
@@ -59,13 +59,13 @@ def target(conf, name):
 
 
 def sources():
-    """Directories of credentials, the one that has the last word last."""
+    """Directories of credentials; a later one overrides those before it."""
     given = os.environ.get("CREDENTIALS_DIRECTORY")
     return [p for p in ([pathlib.Path(given)] if given else [ESP, SYSTEM]) if p.is_dir()]
 
 
 def text_of(path):
-    """The text of a file that may come from another kind of system: a byte order mark decides, else UTF-8."""
+    """The text of a file that may come from another kind of system: UTF-8 unless a byte order mark says otherwise."""
     data = path.read_bytes()
     marks = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
     coding = next((c for mark, c in marks.items() if data.startswith(mark)), "utf-8")
@@ -73,14 +73,14 @@ def text_of(path):
         text = data.decode(coding).replace("\r\n", "\n")
     except UnicodeDecodeError as err:
         raise BackupError(f"it is not {coding.upper()} text (byte {err.start}): save it as UTF-8", USAGE) from err
-    # ssh does not read a key whose last line has no end.
+    # ssh rejects a key without a newline at its end.
     return text if text.endswith("\n") else text + "\n"
 
 
 def install(conf, path):
-    """Put one credential in place. Raises BackupError or OSError; the files of others are not touched by that."""
+    """Install one credential. Raises BackupError or OSError, which does not affect the others."""
     if path.name == ROOT_KEYS and path.parent == ESP:
-        # Those of the other source systemd-tmpfiles puts in place.
+        # systemd-tmpfiles installs those of the other source.
         where = ROOT_HOME / ".ssh" / "authorized_keys"
         where.parent.mkdir(mode=0o700, exist_ok=True)
     elif path.name == PAGE_CREDENTIAL:
@@ -91,8 +91,8 @@ def install(conf, path):
         where = target(conf, path.name)
     if where is None:
         if path.parent == ESP:
-            raise BackupError("no setting has this name; a system that hides the ends of names may have put .txt "
-                              "behind it", USAGE)  # fmt: skip
+            raise BackupError("no setting has this name; a system that hides the ends of names may have "
+                              "appended .txt", USAGE)  # fmt: skip
         print(f"credential {path.name}: not one of ours, left alone")
         return
     write_file(where, text_of(path))
@@ -103,12 +103,12 @@ def install(conf, path):
 def setup(conf):
     """Install credentials, make a key if there is none, and print the public half of it.
 
-    Returns what is wrong with which file, as lines: one bad file keeps no other from taking effect.
+    Returns a line for each problem: one bad file does not keep the others from taking effect.
     """
     wrong = []
     defaults(conf)
     found = [p for d in sources() for p in sorted(d.iterdir()) if p.name != "README.txt"]
-    # With the keys in place the admin can log in, whatever is wrong with the rest.
+    # Root's keys come first, so that the admin can log in whatever is wrong with the rest.
     for path in sorted(found, key=lambda p: p.name != ROOT_KEYS):
         try:
             install(conf, path)
@@ -136,7 +136,7 @@ def setup(conf):
 def take_over(conf):
     """At the first set-up that finds the backup volume, take from it what the configuration lacks.
 
-    Raises BackupError or OSError. A volume that is mounted later than the first set-up ran is looked at then.
+    Raises BackupError or OSError. If the volume is mounted only after the first set-up, a later one does this.
     """
     marker = conf / FIRST
     if not (conf / "ssh" / "id").exists():
@@ -178,7 +178,7 @@ def authorized(public, may="-ro"):
 
 
 def page_module():
-    """The module of the status page. Raises BackupError if what it is made of is not installed."""
+    """The module of the status page. Raises BackupError if its dependencies are not installed."""
     try:
         from . import page  # noqa: PLC0415
     except ImportError as err:
@@ -206,13 +206,13 @@ def make_certificate(conf):
 
 
 def start_page():
-    """Have systemd listen for the status page, and end one that knows the old password."""
+    """Have systemd listen for the status page, and restart one that knows the old password."""
     call("systemctl", "start", "itree-backup-page.socket")
     call("systemctl", "try-restart", "itree-backup-page.service")
 
 
 def note_problems(conf, wrong):
-    """Keep what is wrong for status to show, until a set-up finds nothing."""
+    """Keep the problems for status to show, until a set-up has none."""
     path = conf / PROBLEMS
     if wrong:
         write_file(path, "".join(f"{line}\n" for line in wrong))
@@ -221,7 +221,7 @@ def note_problems(conf, wrong):
 
 
 def problems(conf):
-    """What the last set-up found wrong, and what is wrong with the machine (disks, version), as lines."""
+    """Problems of the last set-up and of the machine (disks, version), as lines."""
     found = (conf / PROBLEMS, *sorted(state_directory().glob(TROUBLE)))
     return [line for path in found if path.exists() for line in path.read_text().splitlines()]
 
@@ -234,14 +234,14 @@ def call(*argv):
 
 
 def timers(names):
-    """Switch the timers of these hosts on, and those that all need; switch those of all other hosts off."""
+    """Enable the timers of these hosts and those that all need; disable those of all other hosts."""
     there = WANTS.glob("backup@*.timer") if WANTS.is_dir() else ()
     old = {m[1] for m in (re.fullmatch(r"backup@(.+)\.timer", p.name) for p in there) if m}
     for name in sorted(old - set(names)):
         call("systemctl", "disable", "--now", f"backup@{name}.timer")
-    # An image has them enabled by its preset.
+    # In the image, its preset has enabled them.
     for unit in (unit for unit in ALWAYS if not (WANTS / unit).exists()):
         call("systemctl", "enable", "--now", "--no-block", unit)
     for name in sorted(set(names) - old):
-        # Not waited for: this runs while the machine boots.
+        # --no-block: this runs while the machine boots.
         call("systemctl", "enable", "--now", "--no-block", f"backup@{name}.timer")

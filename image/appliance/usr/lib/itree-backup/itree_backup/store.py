@@ -3,12 +3,12 @@
 
     VOLUME/.itree-backup-volume          says that this is the volume
     VOLUME/HOST/2026-11-21T02-00-07Z     a good snapshot: complete, verified, on disk
-    VOLUME/HOST/....partial              a run that did not end; read by the next
-    VOLUME/HOST/....deleting             on its way out
+    VOLUME/HOST/....partial              a run that did not end; used by the next
+    VOLUME/HOST/....deleting             being removed
     VOLUME/HOST/.itree-backup/           lock, status, sums, one record a snapshot
 
-A name without a suffix appears by rename() after all below it is on disk, and
-goes by rename() before the first file of it is removed.
+A name without a suffix appears by rename() after everything below it is on
+disk, and goes by rename() before its first file is removed.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ MARKER = ".itree-backup-volume"
 # Files in state_directory() that say what is wrong with the machine, a line each; status and the page show them.
 TROUBLE = "*-trouble"
 VOLUME_TROUBLE = "volume-trouble"
-GAPS = ".gaps"  # ends the name of a snapshot that lacks what the client could not give
+GAPS = ".gaps"  # suffix of a snapshot that lacks files the client could not give
 NAME = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ")
 FORMAT = "%Y-%m-%dT%H-%M-%SZ"
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -50,10 +50,10 @@ def fsync_directory(path):
 
 
 def write_file(path, data):
-    """Put a file in place: all of it or what was there before, whatever happens. data: text or bytes."""
+    """Replace a file atomically: after a crash it is the old one or the new one. data: text or bytes."""
     path = pathlib.Path(path)
     temp = path.with_name(f".{path.name}.new")
-    # Not readable by others at any time: it may be a key.
+    # Never readable by others, not even for a moment: it may be a key.
     with open(temp, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as handle:
         handle.write(data.encode() if isinstance(data, str) else data)
         handle.flush()
@@ -63,7 +63,7 @@ def write_file(path, data):
 
 
 class Flusher:
-    """Writes a whole file system out, and tells of any write error since this was made."""
+    """Writes a whole file system out, and reports any write error since this was created."""
 
     def __init__(self, path):
         # The kernel reports errors to descriptors that were open when they happened.
@@ -73,7 +73,7 @@ class Flusher:
     def flush(self):
         err = ctypes.get_errno() if _LIBC.syncfs(self.fd) else 0
         try:
-            # ext4 without its journal has nothing to write out and calls that success; fsync does not.
+            # On ext4 with an aborted journal, syncfs has nothing to write out and succeeds; fsync fails.
             os.fsync(self.fd)
         except OSError as failed:
             err = err or failed.errno
@@ -104,13 +104,13 @@ class Store:
         self.meta = self.path / ".itree-backup"
 
     def prepare(self):
-        """Make the directories; others than root have no business in a host's files."""
+        """Make the directories, for root alone."""
         check_volume(self.base)
         for path in (self.path, self.meta, self.meta / "parts"):
             with contextlib.suppress(FileExistsError):
                 path.mkdir(mode=0o700)
                 fsync_directory(path.parent)
-        # In a sandbox or below a mount that somebody forgot, the marker may be there and the directory elsewhere.
+        # In a sandbox or below a forgotten mount, the marker may be there and the directory on another file system.
         if self.path.stat().st_dev != (self.base.volume / MARKER).stat().st_dev:
             raise BackupError(
                 f"{self.path} is not on the file system of {self.base.volume}: something is mounted over it "
@@ -149,7 +149,7 @@ class Store:
             os.close(fd)
 
     def entries(self):
-        """What the directory holds, in no order; nothing if it is not there."""
+        """Names in the directory, in no order; none if it does not exist."""
         try:
             return os.listdir(self.path)
         except FileNotFoundError:
@@ -175,7 +175,7 @@ class Store:
         return sorted(good + gaps)
 
     def listed(self):
-        """(good, with gaps, partial): names of snapshots() and with_gaps(), and of partial ones, by one look."""
+        """(good, with gaps, partial): names of snapshots() and with_gaps(), and of partial ones, from one listing."""
         found = self.entries()
         gaps = [name + GAPS for name in self.names(GAPS, found)]
         return self.names("", found), gaps, self.names(".partial", found)
@@ -203,7 +203,7 @@ class Store:
         raise BackupError(f"{self.path}: the clock stands still: {name} exists already")
 
     def publish(self, name):
-        """A partial snapshot becomes one of that name, which may end in GAPS. All of it must be on disk by now."""
+        """Give a partial snapshot its final name, which may end in GAPS. All of it must be on disk by now."""
         os.rename(self.path / f"{name.removesuffix(GAPS)}.partial", self.path / name)
         fsync_directory(self.path)
 
@@ -218,7 +218,7 @@ class Store:
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                # Between the two it may have been given its other name.
+                # It may have been renamed between the open and the lock.
                 os.stat(self.path / name)
             except (BlockingIOError, FileNotFoundError):
                 raise gone from None
@@ -227,7 +227,7 @@ class Store:
             os.close(fd)
 
     def take_away(self, name, suffix, gone):
-        """Rename a snapshot or partial to what is on its way out, unless somebody reads it: BackupError(BUSY)."""
+        """Rename a snapshot or partial for its removal. Raises BackupError(BUSY) if somebody reads it."""
         fd = os.open(self.path / (name + suffix), os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -240,7 +240,7 @@ class Store:
         fsync_directory(self.path)
 
     def remove(self, name, suffix=""):
-        """Remove a snapshot or partial: at once as a name, then its files. BackupError(BUSY) if it is being read."""
+        """Remove a snapshot or partial: its name at once, then its files. BackupError(BUSY) if it is being read."""
         plain = name.removesuffix(GAPS)
         gone = self.path / f"{plain}.deleting"
         if suffix != ".deleting":
@@ -276,33 +276,33 @@ class Store:
                 path.unlink()
 
     def remove_parts(self):
-        """Remove the beginnings of files that interrupted runs left for rsync to go on with."""
+        """Remove the partial files that interrupted runs left for rsync to resume."""
         for path in (self.meta / "parts").iterdir():
             path.unlink()
 
     def sums_of(self, name):
-        """Where a run notes what the client says of each file it sends."""
+        """The file where a run records the checksum that the client sends of each file."""
         return self.meta / f"{name}.sums"
 
     def record_path(self, name):
         return self.meta / f"{name.removesuffix(GAPS)}.json"
 
     def left_out(self):
-        """Names of attributes that were refused here once: they are not asked for again."""
+        """Names of attributes that this volume has refused once, and that are left out from then on."""
         return sorted(read_json(self.meta / "left-out.json").get("attributes", ()))
 
     def leave_out(self, names):
-        """Add to them."""
+        """Add to left_out()."""
         new = sorted({*self.left_out(), *names})
         if new != self.left_out():
             write_file(self.meta / "left-out.json", json.dumps({"attributes": new}) + "\n")
 
     def record(self, name):
-        """What was noted about a snapshot; {} if nothing can be read."""
+        """The record of a snapshot; {} if it cannot be read."""
         return read_json(self.record_path(name))
 
     def write_record(self, name, record):
-        """Note what record() gives back."""
+        """Store what record() returns."""
         write_file(self.record_path(name), json.dumps(record, indent=1, sort_keys=True) + "\n")
 
     def damaged(self):
@@ -310,15 +310,15 @@ class Store:
         return sum(damaged_in(self.record(name)) for name in self.every())
 
     def held(self):
-        """Why nothing is pruned until a person says so; an empty text if nothing is held."""
+        """Why pruning waits for the admin; an empty text if nothing is held."""
         return read_json(self.meta / "held.json").get("why", "")
 
     def held_for(self):
-        """What there was before it fell, as {"names": number, "bytes": number}; {} if nothing is held."""
+        """The numbers before the fall, as {"names": number, "bytes": number}; {} if nothing is held."""
         return read_json(self.meta / "held.json").get("before", {})
 
     def hold(self, why, before=None):
-        """Hold the snapshots that are there, for a reason; an empty one ends it. before: as held_for()."""
+        """Hold all snapshots for a reason; an empty reason ends the hold. before: as held_for()."""
         if why:
             write_file(self.meta / "held.json", json.dumps({"why": why, "before": before}) + "\n")
         else:
@@ -332,7 +332,7 @@ class Store:
 
 
 def damaged_in(record):
-    """Number of damaged files that the record of a snapshot tells of."""
+    """Number of damaged files in the record of a snapshot."""
     return record.get("damaged_files", len(record.get("damaged", ())))
 
 
@@ -353,7 +353,7 @@ def on_volume(base):
 
 
 def state_directory():
-    """Where the machine's own state is: what systemd gives the unit, or its default."""
+    """Directory of the machine's own state: the one systemd gives the unit, or the default."""
     return pathlib.Path(os.environ.get("STATE_DIRECTORY", "").split(":")[0] or "/var/lib/itree-backup")
 
 
@@ -366,15 +366,15 @@ def read_json(path):
 
 
 def free(path):
-    """(free bytes, percent free, percent of inodes free) of a volume, as they are to others than root."""
+    """(free bytes, percent free, percent of inodes free) of a volume, without root's reserve."""
     got = os.statvfs(path)
     inodes = 100.0 * got.f_favail / got.f_files if got.f_files else 100.0
     return got.f_bavail * got.f_frsize, 100.0 * got.f_bavail / max(got.f_blocks, 1), inodes
 
 
 def free_of(base):
-    """free() of the whole volume; of the directory of a host it may be what the host's quota leaves."""
-    # In the unit's sandbox the volume's own directory is covered.
+    """free() of the whole volume. The directory of a host would report what the host's quota leaves."""
+    # In the unit's sandbox, a tmpfs covers the volume's top directory.
     return free(base.volume / MARKER)
 
 
@@ -445,12 +445,12 @@ class Tree:
 
     def open(self, path):
         fd, name = self.parent(path)
-        # O_NONBLOCK: a fifo that took the place of a file must not hold the run up.
+        # O_NONBLOCK: a fifo that took the place of a file must not block the run.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             return os.open(name, flags | os.O_NOATIME, dir_fd=fd)
         except PermissionError:
-            # Only the owner may leave the access time alone, and the status page is not root.
+            # O_NOATIME is for the owner or root, and the status page is neither.
             return os.open(name, flags, dir_fd=fd)
 
     def unlink(self, path):
@@ -466,7 +466,7 @@ class Tree:
         stack = [b""]
         while stack:
             directory = stack.pop()
-            # A descriptor of its own: the cached one goes when the caller opens something elsewhere.
+            # Use a descriptor of its own: the cached one is closed when the caller opens something elsewhere.
             fd = os.dup(self.parent(directory + b"/x")[0])
             try:
                 with os.scandir(fd) as entries:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""What the data of each file on the volume must be: MD5 by inode, in an SQLite file of the host.
+"""The checksums of all files on the volume: MD5 by inode, in one SQLite file a host.
 
 Snapshots share the inodes of files that did not change, so one record serves
-all of them. A record belongs to (inode number, generation): the generation is
-another one each time an inode number is used again, so a record of a file
-that is gone is never taken for that of its successor.
+all of them. A record belongs to (inode number, generation): the generation
+changes each time an inode number is reused, so the record of a deleted file is
+never taken for that of its successor.
 
-MD5 because it is what rsync has from the client anyway: it guards against bad
-disks, memory and software, not against somebody who forges files.
+MD5 because rsync gets it from the client anyway: it guards against bad disks,
+memory and software, not against somebody who forges files.
 """
 
 import array
@@ -41,7 +41,7 @@ def generation(fd):
 
 
 def digest(fd):
-    """MD5 of an open file as the disk has it: what the page cache holds is dropped first."""
+    """MD5 of an open file, read from the disk: its pages are dropped from the cache first."""
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
     md5 = hashlib.md5(usedforsecurity=False)
@@ -55,7 +55,7 @@ class Sums:
     """The records of a host. All methods raise BackupError if the file is damaged.
 
     A reader holds SQLite's lock for one query at a time, so that a backup can
-    commit meanwhile; a writer that of others only while it commits.
+    commit meanwhile. A writer locks readers out only while it commits.
     """
 
     def __init__(self, path, writer=True):
@@ -66,7 +66,7 @@ class Sums:
             name = "file::memory:"
         self.db = self.guard(lambda: sqlite3.connect(name, timeout=PATIENCE, isolation_level=None, uri=True))
         if writer:
-            # What is changed waits in memory for the commit: written out before, it would lock readers out until then.
+            # Changes wait in memory for the commit: spilling them earlier would lock readers out until then.
             self.guard(lambda: self.db.execute("pragma cache_spill=off"))
             self.guard(lambda: self.db.execute("pragma synchronous=full"))
         if writer or nothing:
@@ -78,7 +78,7 @@ class Sums:
         try:
             return call()
         except sqlite3.OperationalError as err:
-            # The file is sound; what it lies on, or the moment, is not.
+            # The file itself is sound: its volume is full or failing, or it is locked.
             full = "full" in str(err)
             raise BackupError(
                 f"{self.path}: {err}" + ": make room on the backup volume" * full, SPACE if full else FAILED
@@ -86,26 +86,26 @@ class Sums:
         except sqlite3.DatabaseError as err:
             raise BackupError(
                 f"{self.path}: {err}. The snapshots do not depend on it. Move it aside, then "
-                "'itree-backup verify --adopt HOST' reads all files and makes it anew",
+                "'itree-backup verify --adopt HOST' reads all files and rebuilds it",
                 DAMAGED,
             ) from err
 
     def get(self, ino, gen):
-        """(md5, time it was last found right, whether it was found wrong), or None if nothing is known."""
+        """(md5, time of the last check, whether it was found wrong), or None without a record."""
         query = "select gen, md5, checked, bad from sums where ino = ?"
         row = self.guard(lambda: self.db.execute(query, (ino,)).fetchone())
         return row[1:] if row and row[0] == gen else None
 
     def due(self, cycle, now):
-        """Inodes to read now so that, asked once a day, each is read within `cycle` days; at least 2.
+        """Inodes to read now so that, asked once a day, each is read within `cycle` days (at least 2).
 
-        The same number is due each day, those read longest ago first: what one long run brought is not all due on one
-        day. More are due if days were missed. now: seconds since the epoch.
+        The same number is due each day, those read longest ago first, so that the files of one long run are not all
+        due on one day. More are due if days were missed. now: seconds since the epoch.
         """
         total = self.guard(lambda: self.db.execute("select count(*) from sums").fetchone()[0])
         share = -(-total // (cycle - 1))
         late = int(now) - (cycle - 1) * 86400
-        # A date in the future is of a clock that was wrong: as good as never.
+        # A date in the future comes from a wrong clock, and counts as never.
         order = "order by case when checked > ?1 then 0 else checked end limit ?2"
         rows = self.guard(lambda: self.db.execute(f"select ino from sums {order}", (int(now), share)).fetchall())
         query = "select ino from sums where checked <= ?1 or checked > ?2"
@@ -121,7 +121,7 @@ class Sums:
             self.commit()
 
     def mark_bad(self, ino):
-        """An inode could not be read; whether the record is of this generation of it, get() says."""
+        """Note that an inode could not be read; get() checks whether the record is of its generation."""
         self.guard(lambda: self.db.execute("update sums set bad = 1 where ino = ?", (ino,)))
 
     def bad(self):
@@ -130,7 +130,7 @@ class Sums:
         return {ino for (ino,) in rows}
 
     def forget(self, ino):
-        """Nothing is known of that inode any more."""
+        """Remove the record of an inode."""
         self.guard(lambda: self.db.execute("delete from sums where ino = ?", (ino,)))
 
     def commit(self):

@@ -5,8 +5,8 @@ The other volume is one of itree-backup's own, with the same directories, sums
 and records: mounted in place of the first, it is the backup volume. A snapshot
 is copied by rsync and linked to its neighbours there, as a backup is; what came
 is read back; and each file's sum must be the one that the first volume's record
-has. By that a file that rotted on the first volume is not carried over, and one
-that kept size and time but not its data is not taken from an older snapshot.
+has. So a file that rotted on the first volume is not copied, and one whose data
+changed but not its size and time is not linked to an older snapshot.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ def volume(base, path, fresh):
 
 
 def local(base, name, snapshot, bandwidth):
-    """The host that a snapshot is, for rsync. bandwidth: KiB/s; 0 is no limit."""
+    """A Host that makes rsync read a snapshot of this machine. bandwidth: KiB/s; 0 is no limit."""
     return config.Host(name=name, address=str(base.volume), port=0, method="local", user="", paths=[f"{snapshot}/./"],
                        exclude=[], bandwidth=bandwidth, compress=False, timeout=0, one_file_system=True,
                        password_file="", keep=base.keep, fall=base.fall, heartbeat="", checksum=0)  # fmt: skip
@@ -61,7 +61,7 @@ def neighbours(store, name):
 def different(old, new, known, copied, seen):
     """Yield paths of a snapshot whose copy has another sum than its own record.
 
-    old, new: Trees; known, copied: their Sums; seen: pairs of inodes that were compared before, which is added to.
+    old, new: Trees; known, copied: their Sums; seen: pairs of inodes compared before; new ones are added.
     """
     for path, entry in old.walk():
         if not entry.is_file(follow_symlinks=False):
@@ -75,7 +75,7 @@ def different(old, new, known, copied, seen):
             continue
         keys = (verify.identity(old, path), verify.identity(new, path))
         was, is_ = (sums.get(*key) if key else None for sums, key in zip((known, copied), keys, strict=True))
-        # What has no record was never compared with the client's; then what rsync read is all there is.
+        # A file without a record was never compared with the client's; rsync's sum is then all there is.
         if is_ is None or is_[2] or (was and was[0] != is_[0]):
             yield path
         else:
@@ -83,7 +83,7 @@ def different(old, new, known, copied, seen):
 
 
 def again(other, host, store, name, paths, lock_fd):
-    """Copy these files of a snapshot once more, by themselves; nothing there is linked to."""
+    """Copy these files of a snapshot again, without linking them to anything."""
     root = store.path / f"{name}.partial"
     with contextlib.closing(Tree(root)) as tree:
         for path in paths:
@@ -93,7 +93,7 @@ def again(other, host, store, name, paths, lock_fd):
 
 
 def snapshot(base, other, source, store, name, bandwidth, lock_fd, seen, sums):
-    """Copy one snapshot; bytes that rsync took from it. Raises BackupError.
+    """Copy one snapshot; returns the bytes that rsync copied. Raises BackupError.
 
     name: as the directory is named; source, store: the host's Stores on both volumes; sums: the Sums of both.
     """
@@ -112,7 +112,7 @@ def snapshot(base, other, source, store, name, bandwidth, lock_fd, seen, sums):
         with contextlib.closing(Tree(source.path / name)) as old, contextlib.closing(Tree(root)) as new:
             wrong = set(different(old, new, known, copied, seen))
             if wrong:
-                say(f"{what}: {len(wrong)} files are not what their neighbours there are: copying them by themselves")
+                say(f"{what}: {len(wrong)} files differ from those they were linked to: copying them again")
                 more = again(other, host, store, plain, wrong, lock_fd)
                 outcome.bytes += more.bytes
                 flusher.flush()
@@ -143,7 +143,7 @@ def snapshot(base, other, source, store, name, bandwidth, lock_fd, seen, sums):
 
 
 def set_aside(store, names):
-    """What an interrupted copy left has the name of the copy that is to be made: give it another."""
+    """Rename what an interrupted copy left, where the copy to be made needs that name."""
     for name in store.names(".partial"):
         if name in names:
             fresh = store.new_name()
@@ -172,12 +172,12 @@ def host(base, other, source, bandwidth, prune):
             except BackupError as err:
                 if err.code != DAMAGED:
                     raise
-                # The others are copied all the same; what is wrong is not linked to by the next.
+                # Go on with the others. The failed copy is removed so that none of them links to it.
                 wrong.append(str(err))
                 store.remove(name.removesuffix(GAPS), ".partial")
         copied.commit()
         status = source.status()
-        # What a run is doing just now is nothing to find on the copy later.
+        # A run in progress on the first volume must not show up as running on the copy.
         status = store.status() if status.get("state") == "running" else status
         store.write_status({**status, "synced": int(time.time())})
         if prune and source.held():

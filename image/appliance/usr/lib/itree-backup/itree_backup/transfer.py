@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""rsync: the command, what it says of each file, and what its end means."""
+"""rsync: its command line, its output for each file, and the meaning of its exit codes."""
 
 import contextlib
 import ctypes
@@ -17,7 +17,7 @@ from . import quota
 from .errors import CLIENT, FAILED, REFUSED, SPACE, BackupError
 from .store import free
 
-# What rsync says of a file: how it changed, MD5 or blanks, size, name.
+# rsync's line for a file: how it changed, MD5 or blanks, size, name.
 LINE = re.compile(rb"([<>ch.*][fdLDS][^ ]{9}|[<>ch.*][fdLDS] {9}) ([0-9a-f]{32}| {32}) (\d+) (.*)", re.S)
 # rsync's file list had a name twice: a directory above two paths, or a listing that was changed while it was read.
 TWICE = re.compile(rb"removing duplicate name .* from file list \(\d+\)", re.S)
@@ -30,32 +30,32 @@ GAPS = [re.compile(p, re.S) for p in (
     r"(?: failed)?: (?P<why>.*) \(\d+\)",
     r"ERROR: (?P<name>.*?) (?P<why>failed verification) -- update (?:discarded|put into partial-dir|retained)\.",
 )]  # fmt: skip
-# A directory is not there in which something vanished before; where it was the only one, the sender ends at once.
+# A directory in which something vanished has itself vanished; if it was the only one, the sender ends at once.
 GONE = re.compile(SENDER + "(?:link_stat|change_dir) " + PLACE + r" failed: No such file or directory \(2\)|"
                   r"rsync: \[Receiver\] (?:read|write) error: .*", re.S)  # fmt: skip
-# Said beside such lines, or of a file that rsync tries again by itself.
+# Lines that accompany those above, or concern a file that rsync retries by itself.
 BESIDE = re.compile(r"rsync error: some files/attrs were not transferred .*|rsync warning: some files vanished .*|"
                     r"IO error encountered -- skipping file deletion|file has vanished: .*|"
                     r"directory has vanished: .*", re.S)  # fmt: skip
 TWICE_SENT = re.compile(r"WARNING: (.*) failed verification -- update .* \(will try again\)\.", re.S)
-# One more name for an inode that has as many as the file system allows. rsync does not go on after it.
+# A link to an inode that has as many as the file system allows. rsync does not go on after it.
 FULL_INODE = re.compile(r'rsync: (?:\[\w+\] )?link ".*" => .* failed: Too many links \(\d+\)', re.S)
 VANISHED = re.compile(r'(file|directory) has vanished: "(.*)"(?: \(in [^)]*\))?', re.S)
 # An attribute that could not be stored: (file, attribute, why, error number).
 ATTRIBUTE = re.compile(r'rsync: (?:\[\w+\] )?rsync_xal_set: \w+\("?(.*?)"?, ?"(.*?)"\) failed: (.*) \((\d+)\)', re.S)
 ESCAPE = re.compile(rb"\\#(\d{3})")
-# Attributes of that name are not for this kernel or process to set; this one does not fit.
+# NEVER: this kernel or process may not set attributes of that name. TOO_LARGE: this one does not fit.
 NEVER = {errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.EINVAL}
 TOO_LARGE = {errno.ENOSPC, errno.E2BIG, errno.ERANGE}
 FULL = 16 << 20  # a volume with less free space than this is full: bytes
 TEMPORARY = re.compile(r"/\.([^/]*)\.[A-Za-z0-9]{6}$")  # rsync's name of a file that is not complete
-SYNC_EVERY = 30.0  # seconds of an interrupted run that are sent again after a power cut, at most
+SYNC_EVERY = 30.0  # after a power cut, at most so many seconds of the run are sent again
 PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class TooManyLinks(BackupError):
-    """A file of the snapshots that are linked to has no room for the names of one more."""
+    """A file of the snapshots linked to cannot take the links of one more snapshot."""
 
 
 @dataclasses.dataclass
@@ -64,10 +64,10 @@ class Outcome:
 
     total: bytes of all files of the list, whether they came or were here; names: different names in rsync's list;
     regular: those of them that are regular files;
-    vanished: names that went while they were read; trees: whole directories went; second: this is a second look at
-    some; gaps: {name: why} of what the client could not give; retried: names that were sent twice, for they
-    changed meanwhile; refused: attributes that cannot be stored here; lost: {(name, attribute): why} of single
-    ones. Names are as rsync prints them.
+    vanished: names that vanished while they were read; trees: whole directories vanished; second: this is a second
+    look at some directories; gaps: {name: why} of what the client could not give; retried: names that were sent twice,
+    because they changed meanwhile; refused: attributes that this volume cannot store; lost: {(name, attribute): why}
+    of single ones. Names are as rsync prints them.
     """
 
     files: int = 0
@@ -84,7 +84,7 @@ class Outcome:
     lost: dict = dataclasses.field(default_factory=dict)
 
     def add(self, more):
-        """Add what a second look brought; what vanished is what it missed, too."""
+        """Add the outcome of a second look; only what vanished in that one is still missing."""
         self.files += more.files
         self.bytes += more.bytes
         self.vanished, self.trees = more.vanished, more.trees
@@ -94,7 +94,7 @@ class Outcome:
         self.lost |= more.lost
 
     def take(self, line):
-        """Note what a line of rsync's standard error tells of one file; whether it is such a line, or goes with one."""
+        """Note what a line of rsync's standard error says about one file; returns whether the line is accounted for."""
         vanished = VANISHED.fullmatch(line)
         if vanished:
             self.vanished.append(vanished[2])
@@ -114,11 +114,11 @@ class Outcome:
         match = ATTRIBUTE.fullmatch(line)
         if match:
             name, attribute, why, number = match.groups()
-            # One of a user that is refused is the fault of its file: leaving out the name would lose it of all others.
+            # A refused user.* attribute is the fault of its file: leaving out the name would lose it on all others.
             if int(number) in NEVER and not attribute.startswith("user."):
                 self.refused.add(attribute)
             elif int(number) in NEVER | TOO_LARGE:
-                # The file has a name for the time being.
+                # The file still has its temporary name.
                 self.lost[(TEMPORARY.sub(r"/\1", name), attribute)] = why
             else:
                 return False
@@ -132,7 +132,7 @@ def show(path):
 
 
 def unescape(name):
-    """A file name as it is, from how rsync prints it."""
+    """A file name as it is on the client, from how rsync prints it."""
     return ESCAPE.sub(lambda m: bytes([int(m[1], 8)]), name)
 
 
@@ -142,7 +142,7 @@ def plain_name(name):
 
 
 def remote_shell(base, host, key=None):
-    """The ssh of --rsh: keys and known hosts of the appliance alone, never a question, never an unknown host.
+    """The ssh of --rsh: it uses the appliance's keys and known hosts alone, never asks, and trusts no unknown host.
 
     key: the private key to log in with, if it is not the one that backups use.
     """
@@ -169,7 +169,7 @@ def source(host, path):
 
 
 def sources(host, listed):
-    """rsync's words for what to fetch: all, or the root that the names of a list begin at."""
+    """rsync's source arguments: all paths, or the root that the names of a list are relative to."""
     if host.method == "local":
         return host.paths
     if listed:
@@ -187,12 +187,12 @@ def place_of(host, path):
 
 
 def listing(names):
-    """Names as rsync's --files-from has them, each ended by a 0."""
+    """Names in the format of rsync's --files-from, each terminated by a NUL."""
     return b"".join(name + b"\0" for name in names)
 
 
 def names_of(host):
-    """The host's paths as such a listing."""
+    """The host's paths as a listing()."""
     return listing(place_of(host, path) or b"." for path in host.paths)
 
 
@@ -210,8 +210,8 @@ LISTED = {
 def command(base, host, dest, link_dests, parts, listed=None, kind="names", left_out=(), checksums=False):
     """The whole rsync command into dest; files like those below link_dests become links to them.
 
-    listed: a file of names, each ended by a 0, that alone are fetched; kind: a key of LISTED. left_out: names of
-    attributes. checksums: a file is like another if its data is, not if size and time are.
+    listed: a file of names, each terminated by a NUL, to fetch instead of everything; kind: a key of LISTED. left_out:
+    names of attributes. checksums: compare files by their data, not by size and time.
     """
     argv = ["rsync", "-aHAX", "--numeric-ids", "--relative", "--8-bit-output", "--no-human-readable", "--stats",
             # Holes stay holes. rsync prints the names that its list has twice.
@@ -220,7 +220,7 @@ def command(base, host, dest, link_dests, parts, listed=None, kind="names", left
             f"--partial-dir={parts}",
             # Times to the nanosecond: by whole seconds a file rewritten within the second would pass for unchanged.
             "--modify-window=-1",
-            # Labels of the client's policy mean nothing here, and setting them wants rights we do without.
+            # Labels of the client's policy mean nothing here, and setting them needs privileges we do without.
             "--filter=-x trusted.*", "--filter=-x security.selinux"]  # fmt: skip
     argv += [f"--exclude={e}" for e in host.exclude] + [f"--link-dest={d}" for d in link_dests]
     if listed:
@@ -248,7 +248,7 @@ def connection(base, host, key=None):
 
 
 def environ():
-    """The environment that rsync runs in: messages that this module can read, and arguments as they are written."""
+    """The environment that rsync runs in: messages that this module can parse, and arguments passed unchanged."""
     return {**os.environ, "LC_ALL": "C", "RSYNC_PROTECT_ARGS": "0", "RSYNC_OLD_ARGS": "0"}
 
 
@@ -270,7 +270,7 @@ def client_trouble(text):
 
 
 def explain(host, code, said):
-    """The BackupError for rsync's exit code and the last it said."""
+    """The BackupError for rsync's exit code and its last messages."""
     last = "; ".join(said[-3:]) or "it said nothing"
     text = "\n".join(said)
     where = f"{host.name} ({host.address})"
@@ -312,7 +312,7 @@ def with_parent():
 
 
 class Spool:
-    """The file in which a run notes `md5 name` of each file that came; read again if the run did not end."""
+    """The file in which a run notes `md5 name` of each file it received; read again if the run was interrupted."""
 
     def __init__(self, path, mode):
         self.handle = open(path, mode)  # noqa: SIM115
@@ -331,10 +331,10 @@ class Spool:
 
 
 def read_spool(path):
-    """Yield (md5 or None, name) from such a file; a last line that was cut off is not one."""
+    """Yield (md5 or None, name) from a Spool's file; a truncated last line is ignored."""
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as handle:
         for line in handle:
-            # A power cut may have left anything at the end: what is no sum is as good as not noted.
+            # A power cut may have left anything at the end: a line without a valid sum counts as not written.
             match = re.fullmatch(rb"([0-9a-f]{32}|-{32}) (.+)\n", line, re.S)
             if match:
                 md5 = None if match[1].startswith(b"-") else bytes.fromhex(match[1].decode())
@@ -342,7 +342,7 @@ def read_spool(path):
 
 
 class Progress:
-    """Says now and then how far the work is: often on a terminal, each minute in a log."""
+    """Prints progress: each second on a terminal, each minute in a log."""
 
     def __init__(self, what):
         self.what, self.tty = what, sys.stderr.isatty()
@@ -381,12 +381,12 @@ def transfer(base, host, dest, link_dests, store, name, lock_fd, listed=None, ki
 
     dest must be empty, or have none of the files listed: rsync changes owner
     and mode of a file it finds there in place, and that file may be a link to
-    one of a good snapshot. listed: names, each ended by a 0, that alone are fetched; they are more of the same run.
-    kind, checksums: as in command().
+    one of a good snapshot. listed: names, each terminated by a NUL, to fetch instead of everything, as a further part
+    of the same run. kind, checksums: as in command().
     """
     more = listed is not None
     if not more and host.method != "local" and any(re.search(r"[*?[]", p) for p in host.paths):
-        # As arguments they would be patterns: data[1] is not to bring data1.
+        # As arguments they would be patterns: data[1] must not fetch data1.
         listed, kind = names_of(host), "trees"
     with contextlib.ExitStack() as stack:
         path = None
@@ -403,7 +403,7 @@ def transfer(base, host, dest, link_dests, store, name, lock_fd, listed=None, ki
 def follow(argv, host, store, name, lock_fd, outcome, more):
     """Run rsync and note what it says in an Outcome, which is returned. Raises BackupError.
 
-    more: it belongs to a run that has noted sums already.
+    more: append to the sums that the run has noted already.
     """
     said, others, twice = [], [], set()
 
@@ -423,7 +423,7 @@ def follow(argv, host, store, name, lock_fd, outcome, more):
         for line in lines_of(proc, on_error):
             match = LINE.fullmatch(line)
             if TWICE.fullmatch(line):
-                # Some of these lines come from two of rsync's processes.
+                # A set, because two of rsync's processes print some of these lines.
                 twice.add(line)
             if not match:
                 found = re.match(rb"Number of files: (\d+)(?: \(reg: (\d+))?", line)
@@ -433,7 +433,7 @@ def follow(argv, host, store, name, lock_fd, outcome, more):
                 outcome.total = int(found[1]) if found else outcome.total
                 continue
             how, md5, size, name_ = match.groups()
-            # h: another name of a file that is listed by itself.
+            # h: a further link to a file that is listed by itself.
             if how[1:2] == b"f" and how[:1] != b"h":
                 spool.add(md5 if md5.strip() else b"-" * 32, name_)
                 outcome.files += 1
@@ -448,7 +448,7 @@ def follow(argv, host, store, name, lock_fd, outcome, more):
         proc.stderr.close()
         spool.sync()
         spool.handle.close()
-    # On a full volume an attribute does not fit either.
+    # On a full volume attributes do not fit either: report the missing space, not them.
     full = outcome.lost and free(store.path)[0] < FULL
     known = (outcome.gaps or outcome.refused or outcome.lost or outcome.trees) and not others and not full
     if code not in (0, 24) and not (code == 23 and known):

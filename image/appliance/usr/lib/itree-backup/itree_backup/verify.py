@@ -47,7 +47,7 @@ class Found:
 
 
 def windows(entries, tree):
-    """Group (path, ...) into windows sorted by inode; a path that cannot be looked at comes with inode 0."""
+    """Group (path, ...) into windows sorted by inode; a path that lstat() fails on gets inode 0."""
     window = []
     for path, *rest in entries:
         try:
@@ -62,7 +62,8 @@ def windows(entries, tree):
 
 
 def read_one(tree, path):
-    """(inode, generation, md5, size) of a regular file, read from the disk; None if it is none. Raises OSError."""
+    """(inode, generation, md5, size) of a regular file, read from the disk; None if it is another kind of file. Raises
+    OSError."""
     fd = tree.open(path)
     try:
         got = os.fstat(fd)
@@ -74,7 +75,7 @@ def read_one(tree, path):
 
 
 def identity(tree, path):
-    """(inode, generation) of a regular file; None if it is none or not there."""
+    """(inode, generation) of a regular file; None if it is missing or another kind of file."""
     try:
         fd = tree.open(path)
     except OSError:
@@ -87,22 +88,22 @@ def identity(tree, path):
 
 
 def damaged(tree, path, sums, bad):
-    """Whether a path of a tree is a file that was found damaged. bad: sums.bad()."""
+    """Whether a path of a tree is a file known to be damaged. bad: sums.bad()."""
     try:
         if tree.lstat(path).st_ino not in bad:
             return False
     except OSError:
         return False
     key = identity(tree, path)
-    # What cannot even be opened is no better than what is wrong.
+    # A file that cannot even be opened counts as damaged.
     known = sums.get(*key) if key else (None, 0, 1)
     return bool(known and known[2])
 
 
 def drop_damaged(root, spool, sums, bases):
-    """Remove from a run what it has from `bases` of files that were found damaged since; returns their paths.
+    """Remove the files that a run took from files of `bases` known to be damaged; returns their paths.
 
-    rsync links by size and time, or copies if owner or mode differ, and reads neither.
+    rsync links by size and time, or copies if owner or mode differ, without comparing the data.
     """
     bad, dropped = sums.bad(), set()
     if not bad:
@@ -124,12 +125,12 @@ def drop_damaged(root, spool, sums, bases):
 
 def new_files(root, spool, sums, bases, what, on_wrong=None, again=frozenset(), retried=frozenset(),
               gaps=frozenset()):  # fmt: skip
-    """Compare what a run fetched, as its spool lists it, with what is on disk; note what is right.
+    """Compare what a run fetched, as its spool lists it, with what is on disk; note sums that are right.
 
     A file without a sum was copied here by rsync from one of `bases` because
-    only its owner or mode differed: it must be what that one is. again: files
-    that were fetched once more, in place of such copies. retried: files of which the last line counts;
-    gaps: those that did not come whole, and are not here. Returns Found.
+    only its owner or mode differed: it must equal that one. again: files that
+    were fetched again to replace such copies. retried: files whose last line counts; gaps: files that did not arrive
+    whole, and are not here. Returns Found.
     """
     last = {path: md5 for md5, path in read_spool(spool) if path in retried} if retried else {}
     found, tree, progress = Found(on_wrong=on_wrong), Tree(root), Progress(what)
@@ -168,7 +169,7 @@ def new_files(root, spool, sums, bases, what, on_wrong=None, again=frozenset(), 
 
 
 def settle(root, spool, sums, bases, what):
-    """Make an interrupted run fit to be linked to: what is not known to be right, or to be wrong, is removed from it.
+    """Make an interrupted run safe to link to: remove its files that are wrong or not known to be right.
 
     Files that it shares with good snapshots are known by their inodes. Returns
     (files kept because they are right, files removed).
@@ -176,7 +177,7 @@ def settle(root, spool, sums, bases, what):
     tree, removed = Tree(root), 0
 
     def drop(path):
-        # Runs after it may have linked to the file: they find it unknown now, and drop it too.
+        # Later runs may have linked to the file. Without a record, they drop it too.
         nonlocal removed
         with contextlib.suppress(FileNotFoundError):
             sums.forget(tree.lstat(path).st_ino)
@@ -207,9 +208,9 @@ def count(root):
 
 
 def chosen(tree, only):
-    """(path,) of the regular files of a tree; of those in `only`, a set of inodes, if there is one.
+    """Yield (path,) of the regular files of a tree, or of those whose inodes are in the set `only`.
 
-    What is given is taken out of `only`, and the walk ends when nothing is left in it.
+    An inode leaves `only` when its path is yielded, and the walk ends when the set is empty.
     """
     for path, entry in tree.walk():
         if not entry.is_file(follow_symlinks=False):
@@ -226,8 +227,8 @@ def chosen(tree, only):
 def snapshot(root, sums, since, adopt, what, only=None):
     """Read every file of a snapshot and compare. Files whose inode was read since `since` are not read again.
 
-    adopt: files that nothing is known of get a record of what they are now. only: a set of inodes that alone are read;
-    those that are in this snapshot are taken out of it. Returns Found.
+    adopt: files without a record get one of their present contents. only: a set of inodes to read instead of all;
+    those in this snapshot are removed from the set. Returns Found.
     """
     found, tree, progress = Found(), Tree(root), Progress(what)
     try:
@@ -235,7 +236,7 @@ def snapshot(root, sums, since, adopt, what, only=None):
             for ino, path in window:
                 key = identity(tree, path)
                 known = sums.get(*key) if key else None
-                # A date in the future is of a clock that was wrong: as good as never.
+                # A date in the future comes from a wrong clock, and counts as never.
                 if known and since <= known[1] <= time.time():
                     if known[2]:
                         found.note_wrong(path, "is not what the client sent")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""The data disk of the appliance: found, and formatted only if it is certainly empty.
+"""Finds the data disk of the appliance, and formats it only if it is certainly empty.
 
-What is on a disk decides, in this order:
+The contents of a disk decide, in this order:
 
     a partition of our type, ext4 labelled itree-backup   ours: used, grown if the disk grew
-    a partition of our type, formatting it was begun      ours, cut off in mid-format: formatted
+    a partition of our type, its formatting was begun     ours, interrupted while formatting: formatted
     a partition of our type, certainly empty              the same
     nothing at all                                        partitioned and formatted
     anything else                                         refused, whatever it is: ours too, if its superblock is lost
@@ -29,8 +29,8 @@ LABEL = "itree-backup"
 TYPE = re.search(r"^Type=(\S+)", (DEFINITIONS / "50-data.conf").read_text(), re.M)[1]
 SMALLEST = 48 << 20
 STATE = pathlib.Path("/var/lib/itree-backup/volume")
-# LINK is what is mounted. udev gives it to the partition whose UUID is the name of a file in RUN, where the service
-# notes it: 61-itree-backup-volume.rules.
+# LINK is mounted. udev points it at the partition whose UUID is the name of a file in RUN, which the service creates:
+# 61-itree-backup-volume.rules.
 LINK = pathlib.Path("/dev/disk/itree-backup")
 RUN = pathlib.Path("/run/itree-backup-volume")
 EDGE = 1 << 20  # bytes at either end of a disk that must be zero
@@ -48,7 +48,7 @@ class Verdict:
 
 
 def call(*argv, ok=(0,)):
-    """Run a tool; (exit code, standard output). Raises BackupError with what it said."""
+    """Run a tool; (exit code, standard output). Raises BackupError with its standard error."""
     try:
         res = subprocess.run([str(a) for a in argv], stdin=subprocess.DEVNULL, capture_output=True, text=True,
                              errors="replace", env={**os.environ, "LC_ALL": "C"}, check=False)  # fmt: skip
@@ -77,7 +77,7 @@ def partitions(disk):
 
 def probe(device):
     """What blkid finds on a device, as {NAME: value}; {} if it finds nothing."""
-    # 2: nothing found; 8: several signatures, none of which it wants to choose.
+    # 2: nothing found; 8: several signatures, among which it does not choose.
     code, out = call("blkid", "-p", "-o", "export", device, ok=(0, 2, 8))
     facts = dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
     return {**facts, "AMBIVALENT": "yes"} if code == 8 else facts
@@ -121,7 +121,7 @@ def superblock_copy(device):
         size = handle.seek(0, os.SEEK_END)
         for log in range(7):
             block = 1024 << log
-            # As many blocks a group as a block has bits, but at most so many. The first block of 1 KiB is in no group.
+            # A group has as many blocks as a block has bits, but at most 65,528. With 1 KiB, block 0 is in no group.
             for number in (group * min(8 * block, 65528) + (log == 0) for group in groups):
                 if number * block + 1024 > size:
                     break
@@ -133,7 +133,7 @@ def superblock_copy(device):
 
 
 def look(disk, begun=""):
-    """The Verdict on a disk. Reads only. begun: UUID of the partition in which a file system was begun, if in one."""
+    """The Verdict on a disk. Reads only. begun: UUID of the partition whose formatting was begun, or ""."""
     disk = os.path.realpath(disk)
     if not (SYS / os.path.basename(disk)).is_dir():
         raise BackupError(f"{disk} is not a block device of this machine", USAGE)
@@ -160,7 +160,7 @@ def look(disk, begun=""):
 
 
 def look_inside(disk, part, facts, begun):
-    """The same for a disk that has our partition."""
+    """look() for a disk that has our partition."""
     uuid = facts.get("PART_ENTRY_UUID", "")
     if facts.get("TYPE") == "ext4" and facts.get("LABEL") == LABEL:
         return Verdict("ours", disk, part, uuid=uuid)
@@ -173,7 +173,7 @@ def look_inside(disk, part, facts, begun):
 
 
 def remains(part):
-    """What says that a partition of ours without a signature may be a volume that was damaged; "" if nothing does."""
+    """Why a partition of ours without a signature may be a damaged volume; "" if nothing suggests it."""
     copy = superblock_copy(part)
     if copy:
         return (
@@ -199,7 +199,7 @@ def candidates():
 
 
 def look_or_tell(disk, begun):
-    """look(), and for a disk that cannot be read a Verdict that says so: it is not to cost the others."""
+    """look(), but a disk that cannot be read gets a Verdict that says so: it must not stop the others."""
     try:
         return look(disk, begun)
     except (BackupError, OSError) as err:
@@ -209,8 +209,8 @@ def look_or_tell(disk, begun):
 def choose(known, begun="", trouble=None):
     """The Verdict on the one disk that is, or can become, the data disk.
 
-    trouble: a list, filled with what is wrong with other disks.
-    known: UUID of the partition that was the volume before, if one was: then no other disk will do, however empty.
+    trouble: a list, filled with the problems of other disks.
+    known: UUID of the partition that was the volume before, if any: then no other disk is taken, however empty.
     """
     verdicts = [look_or_tell(disk, begun) for disk in candidates()]
     unreadable = [v for v in verdicts if v.kind == "unreadable"]
@@ -258,10 +258,10 @@ def choose(known, begun="", trouble=None):
 
 def repart(disk, empty):
     """Let systemd-repart make or grow the partition; empty is its --empty=."""
-    # Of a seed that is not random, the machine's ID, the UUIDs of all its data disks would be the same.
+    # With the default seed, the machine's ID, all its data disks would get the same UUIDs.
     call("systemd-repart", f"--definitions={DEFINITIONS}", f"--empty={empty}", "--seed=random", "--dry-run=no",
          "--no-pager", disk)  # fmt: skip
-    # Some kernels and releases of systemd do not agree on how to tell the kernel.
+    # With some releases of systemd, some kernels do not learn of the partition from systemd-repart.
     call("partx", "--update", disk, ok=None)
     # udev makes the links that the mount unit waits for; without udev the kernel's own nodes are enough.
     call("udevadm", "settle", "--timeout=30", ok=None)
@@ -276,7 +276,7 @@ def format_(part):
     """Make the file system on a partition of ours that carries nothing."""
     if signatures(part):
         raise BackupError(f"{part} carries a signature: not formatted", REFUSED)
-    # -n: e2fsprogs that do not know the feature say so before anything is written.
+    # -n: e2fsprogs without the feature fail here, before anything is written.
     mke2fs(part, ("-n",))
     mke2fs(part, ("-q",))
     enforce_quotas(part)
@@ -284,17 +284,17 @@ def format_(part):
 
 
 def enforce_quotas(part):
-    """Note in a volume that has project quotas that whoever mounts it is to enforce them; mke2fs cannot."""
+    """Make every mount of a volume with project quotas enforce them, by its default options; mke2fs cannot set it."""
     header = call("dumpe2fs", "-h", part)[1]
     if re.search(r"^Filesystem features:.* project", header, re.M) and "\nMount options: " not in header:
         call("tune2fs", "-E", "mount_opts=prjquota", part)
 
 
 def provision(verdict, note=None, trouble=None):
-    """Make a disk the data disk, as far as it is not. Returns what was done, in words.
+    """Make a disk the data disk, doing only what is missing. Returns a line that says what was done.
 
-    trouble: a list, added to if the volume can be used but not all could be done.
-    note: file that has the UUID of a partition from before its file system is begun until that is complete.
+    trouble: a list that gets the failures with which the volume can still be used.
+    note: file that holds the UUID of a partition while its file system is being made.
     """
     if verdict.kind == "foreign":
         raise BackupError(
@@ -303,14 +303,14 @@ def provision(verdict, note=None, trouble=None):
             REFUSED,
         )
     if verdict.kind == "ours":
-        # mke2fs writes the superblock that this was told by last, when all else is on the disk.
+        # mke2fs writes the superblock last, so all else is on the disk.
         forget(note)
-        # After a power cut between the two steps of formatting.
+        # A power cut may have come between the two steps of formatting.
         enforce_quotas(verdict.part)
         try:
             repart(verdict.disk, "refuse")
         except BackupError as err:
-            # Without growing, the volume can be used as it is.
+            # The volume can be used even if it cannot grow.
             if trouble is None:
                 raise
             trouble.append(f"{verdict.part} could not be grown: {err}")
@@ -318,7 +318,7 @@ def provision(verdict, note=None, trouble=None):
     if verdict.kind == "empty":
         call("mke2fs", "-n", "-t", "ext4", "-O", "itree", verdict.disk, "8192")
         repart(verdict.disk, "require")
-        # What the middle of the disk has of a former use does not matter: the partition was made here and now.
+        # Old data in the middle of the disk does not matter: this partition was created just now.
         made = [probe(part).get("PART_ENTRY_UUID", "") for part in partitions(verdict.disk)]
         again = look(verdict.disk, begun="".join(made))
         if again.kind != "unformatted":
@@ -335,7 +335,7 @@ def provision(verdict, note=None, trouble=None):
 
 
 def forget(note):
-    """The note is gone for good before the volume can be mounted and get data."""
+    """Remove the note durably, before the volume can be mounted and receive data."""
     if note and note.exists():
         note.unlink()
         fsync_directory(note.parent)
@@ -345,7 +345,7 @@ def announce(verdict):
     """Let udev give LINK to the partition of a Verdict, and to no other."""
     for other in RUN.iterdir():
         other.unlink()
-    # Who has it loses it first, and systemd forgets that LINK was checked: else another would be mounted unchecked.
+    # The present holder loses LINK first, so that systemd forgets its check: else the new one is mounted unchecked.
     ask_udev("--subsystem-match=block", f"--property-match=ID_PART_ENTRY_NAME={LABEL}")
     (RUN / verdict.uuid).touch()
     ask_udev(SYS / os.path.basename(verdict.part))
@@ -356,13 +356,13 @@ def announce(verdict):
 
 
 def ask_udev(*which):
-    """Have udev look at devices anew; returns when it has."""
+    """Have udev look at devices again; returns when it is done."""
     call("udevadm", "trigger", *which, ok=None)
     call("udevadm", "settle", "--timeout=30", ok=None)
 
 
 def wait(known, begun, seconds, trouble=None):
-    """choose(), again until there is a data disk or the time is up: disks appear when they like."""
+    """Repeat choose() until there is a data disk or the time is up: disks may appear late."""
     end = time.monotonic() + seconds
     while True:
         call("udevadm", "settle", "--timeout=10", ok=None)
@@ -375,7 +375,7 @@ def wait(known, begun, seconds, trouble=None):
 
 
 def tell(trouble, state):
-    """Say what is wrong though the volume can be used, and keep it for `itree-backup status` to show."""
+    """Report the problems of a volume that can still be used, and keep them for `itree-backup status` to show."""
     for line in trouble:
         print(f"itree-backup-volume: {line}", file=sys.stderr)
     path = state.with_name(VOLUME_TROUBLE)
@@ -405,7 +405,7 @@ def main():
     parser.add_argument("--state", metavar="FILE", type=pathlib.Path, default=STATE, help=f"default: {STATE}")
     args = parser.parse_args()
     if os.geteuid():
-        print("itree-backup-volume: disks take root: use sudo", file=sys.stderr)
+        print("itree-backup-volume: working on disks needs root: use sudo", file=sys.stderr)
         return USAGE
     note = args.state.with_name(f"{args.state.name}.format") if args.state.parent.is_dir() else None
     try:
@@ -420,7 +420,7 @@ def main():
         now = look(verdict.disk)
         if note and known != now.uuid:
             write_file(args.state, now.uuid + "\n")
-        # systemd says so to the service. What is mounted does not change under whoever calls this by hand.
+        # systemd sets this for the service. A call by hand must not change what is mounted.
         if os.environ.get("RUNTIME_DIRECTORY") == str(RUN):
             announce(now)
         elif note and known != now.uuid:
