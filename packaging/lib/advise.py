@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""itree-advise as a package: the program, its man page and completion, and the rooms of bench/ it imports from."""
+"""itree-advise as a package: the program, its man page and completion, and the packages of bench/ that it imports."""
 
 import treebuild as tb
 

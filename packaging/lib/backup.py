@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """itree-backup as a package for any host: the files of the appliance without those that make it one.
 
-The appliance takes an empty disk and formats it. A host that somebody uses
-for other work must never do that: there the admin mounts a volume on
-/srv/backup, and `itree-backup init` marks it.
+The appliance formats an empty disk. A host with other work must never do
+that: there the admin mounts a volume on /srv/backup, and `itree-backup init`
+marks it.
 """
 
 import fnmatch
@@ -26,7 +26,7 @@ APPLIANCE_ONLY = (
 
 
 def files():
-    """{path in the package: file} of what the package holds. An own pattern that fits nothing is an error."""
+    """{path in the package: file} of the package. A pattern in APPLIANCE_ONLY that matches nothing is an error."""
     every = tb.files_below(TOP)
     for pattern in APPLIANCE_ONLY:
         if not fnmatch.filter(every, pattern):

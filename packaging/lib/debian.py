@@ -21,18 +21,18 @@ class Release:
     codename: str
     number: str  # as in VERSION_ID of /etc/os-release
     library: str  # the package of libext2fs
-    needs: tuple[str, ...] = ()  # what e2fsprogs is built with there, besides the needs of all releases
+    needs: tuple[str, ...] = ()  # build dependencies of e2fsprogs there, besides those of all releases
     relations: str = ""  # fields of the library's stanza in the control file
     fuse_relations: str = ""  # the same of fuse2fs
 
     @property
     def suffix(self):
-        """What ends the version of a compiled package: a newer release's package is newer."""
+        """The end of the version of a compiled package: a newer release's package is newer."""
         return f"+deb{self.number}"
 
 
-# In 13 the files of /lib and /sbin moved below /usr, and the library has a name that says its times have 64 bits. dpkg
-# does not see that it has the files of the library of 12, so ours of 12 refuses to be installed beside it.
+# In 13, the files of /lib and /sbin moved below /usr, and the library was renamed (t64). dpkg does not see that it
+# contains the files of 12's library, so our library for 12 conflicts with it.
 RELEASES = {r.codename: r for r in (
     Release("bookworm", "12", "libext2fs2",
             relations="Provides: e2fslibs (= ${binary:Version})\nConflicts: libext2fs2t64\n"),
@@ -42,12 +42,12 @@ RELEASES = {r.codename: r for r in (
             "Breaks: fuseext2 (<< 1.47.1-2~)\nReplaces: fuseext2 (<< 1.47.1-2~)\n"),
 )}  # fmt: skip
 
-# What builds packages, besides what their control files name.
+# Tools for building packages, besides those that control files name.
 TOOLS = ("build-essential", "ccache", "debhelper", "python3", "patch", "pkg-config", "xz-utils", "file")
 
 
 def here():
-    """Return the release that this machine runs, None if it is none of ours."""
+    """Return the release that this machine runs, None if we do not support it."""
     text = pathlib.Path("/etc/os-release").read_text()
     if not re.search(r'^ID="?debian', text, re.M):
         return None
@@ -55,9 +55,9 @@ def here():
 
 
 def apt_sources(updates=False, release=None):
-    """Return what mmdebstrap reads, in the deb822 form: what this machine has, or other suites of its mirror.
+    """Return APT sources for mmdebstrap, in deb822 format: this machine's, or other suites of its mirror.
 
-    updates: those of security, too; release: suites such as "trixie trixie-backports", in place of this machine's.
+    updates: security archives, too; release: suites such as "trixie trixie-backports", instead of this machine's.
     """
     stanzas = sources.host_stanzas(updates=updates)
     if release:
@@ -72,7 +72,7 @@ def apt_sources(updates=False, release=None):
 
 
 def apt_files():
-    """Return APT's configuration files for this machine's way to its mirror, such as a proxy."""
+    """Return APT's configuration files on how to reach the mirror, such as a proxy."""
     return [path for path in sorted(pathlib.Path("/etc/apt/apt.conf.d").glob("*"))
             if "Acquire::" in path.read_text(errors="replace")]  # fmt: skip
 
@@ -85,7 +85,7 @@ def apt_options():
 def make_root(release, packages, root, *options, listed=None):
     """Make a root of a release, a codename, with these packages in the directory root, by mmdebstrap.
 
-    options: more options of mmdebstrap. listed: what APT reads, from apt_sources(); by default the release alone. If
+    options: more options of mmdebstrap. listed: APT sources from apt_sources(); by default the release alone. If
     mmdebstrap fails, raises BuildError with its output.
     """
     with tempfile.TemporaryDirectory(prefix="itree-root-") as tmp:
@@ -103,7 +103,7 @@ def build_root(release, packages):
     """Return the directory with a root of a release to build in, from the cache or made now (minutes; root only)."""
     packages = sorted({*TOOLS, *packages})
     if os.geteuid() or not shutil.which("mmdebstrap"):
-        raise tb.BuildError(f"building for {release.codename} wants root and mmdebstrap: run `make deps`, "
+        raise tb.BuildError(f"building for {release.codename} needs root and mmdebstrap: run `make deps`, "
                             f"or build on Debian {release.number}")  # fmt: skip
     key = hashlib.sha256(repr((release.codename, packages)).encode()).hexdigest()
     top = tb.cache_dir() / "build-roots"
@@ -124,8 +124,8 @@ def build_root(release, packages):
 def run_in(root, argv, env, shown=(), writable=()):
     """Run a command in a root and return its exit code.
 
-    The paths in shown, and those in writable, are there under the names that they have here; what the command
-    leaves elsewhere goes, but what it leaves in the root stays. Mounts are in a namespace of their own.
+    The paths in shown and writable are visible there under the same names. /tmp is removed afterwards; other files
+    that the command leaves in the root stay. Mounts are in a namespace of their own.
     """
     with tempfile.TemporaryDirectory(prefix="itree-build-") as scratch:
         steps = ["set -e", f'mount --bind "{scratch}" "{root}/tmp"', f'mount -t proc proc "{root}/proc"',

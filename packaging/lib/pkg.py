@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""What packaging/rpm/build and packaging/deb/build have in common: the version, the sources, the key."""
+"""Common parts of packaging/rpm/build and packaging/deb/build: the version, the sources, the key."""
 
 import argparse
 import contextlib
@@ -23,7 +23,7 @@ TEST_NAME = "itree TEST KEY (thrown away, proves nothing)"
 
 
 def run(argv, **kwargs):
-    """Run a command; its output as text, or a BuildError with the end of it."""
+    """Run a command; returns its output as text. A failure raises BuildError with the end of the output."""
     check = kwargs.pop("check", True)
     argv = [str(a) for a in argv]
     res = subprocess.run(
@@ -37,12 +37,12 @@ def run(argv, **kwargs):
 
 
 class Version:
-    """Time and release of what is packaged: those of the commit, unless the environment says otherwise.
+    """Time and release of the packages: those of the commit, unless the environment overrides them.
 
     epoch is in seconds since 1970 (SOURCE_DATE_EPOCH overrides it), release a
     string that sorts by time and is legal in RPM and Debian versions
     (ITREE_RELEASE overrides it). A commit with the tag vN, where N is in the
-    file VERSION, is release N; one without is N.TIME.gCOMMIT, and sorts behind
+    file VERSION, is release N; one without is N.TIME.gCOMMIT, and sorts after
     N and before N + 1.
     """
 
@@ -52,7 +52,7 @@ class Version:
         if not (epoch and release):
             res = run([*git, "show", "-s", "--format=%ct %h", "HEAD"], check=False)
             if res.returncode:
-                raise tb.BuildError("this is no git checkout: set SOURCE_DATE_EPOCH and ITREE_RELEASE")
+                raise tb.BuildError("this is not a git checkout: set SOURCE_DATE_EPOCH and ITREE_RELEASE")
             seconds, commit = res.stdout.split()
             epoch = epoch or seconds
             stamp = datetime.datetime.fromtimestamp(int(seconds), datetime.UTC)
@@ -67,11 +67,11 @@ class Version:
     def number():
         """The number of the last release; 0 before the first.
 
-        A whole one: what is built after 1.2 would be newer than 1.2.1.
+        A whole number: a build after 1.2 would count as newer than 1.2.1.
         """
         text = re.sub("#.*", "", (REPO / "VERSION").read_text()).strip()
         if not text.isdecimal():
-            raise tb.BuildError(f"the file VERSION says {text!r}: it wants a whole number")
+            raise tb.BuildError(f"the file VERSION says {text!r}: it must be a whole number")
         return text
 
     @property
@@ -79,7 +79,7 @@ class Version:
         return datetime.datetime.fromtimestamp(self.epoch, datetime.UTC)
 
 
-# The first release whose e2fsck keeps such directories: that of commit 5ddd5f9.
+# The first release whose e2fsck keeps the directories described below: that of commit 5ddd5f9.
 SOUND_E2FSCK = "0.202611251322"
 E2FSPROGS_CHANGES = (
     f"Releases before {SOUND_E2FSCK} lose names: their e2fsck takes a sound directory with an itree for damaged if its "
@@ -95,7 +95,7 @@ def change_lines(changes, bullet):
 
 
 def e2fsprogs_parts():
-    """Our files as {path in the tree: file}, and our patches in order: what e2fsprogs/build lays over the source."""
+    """Our files as {path in the tree: file}, and our patches in order, which e2fsprogs/build lays over the source."""
     return tb.load_script(REPO / "e2fsprogs" / "build").inputs_of("", ())[:2]
 
 
@@ -114,7 +114,7 @@ def kernel_source(directory, dest):
     else:
         tarball_path = dest / archive.name
         shutil.copy(archive, tarball_path)
-    # Of the names only some hold the point release.
+    # Not every file name has the point release.
     only = ("--occurrence=1", "--wildcards", "--no-wildcards-match-slash", "*/Makefile")
     top = run(["tar", "-xJOf", tarball_path, *only])
     numbers = dict(re.findall(r"^(VERSION|PATCHLEVEL|SUBLEVEL) = (\d+)$", top, re.M))
@@ -139,7 +139,7 @@ def kernel_arguments(parser):
 
 
 def pem_key(option, path):
-    """The absolute path of a key to sign with, after a look whether it is one."""
+    """The absolute path of a signing key, after checking that it is one."""
     path = pathlib.Path(path).absolute()
     if not path.is_file():
         raise tb.BuildError(f"{option} {path}: no such file")
@@ -148,7 +148,7 @@ def pem_key(option, path):
         if f"-----BEGIN {what}-----" not in text:
             raise tb.BuildError(f"{option} {path}: there is no {what.lower()} in it (PEM, without a passphrase)")
     if option == "--efi-key" and not shutil.which("sbsign"):
-        raise tb.BuildError("--efi-key wants sbsign, which is not installed: run `make deps`")
+        raise tb.BuildError("--efi-key needs sbsign, which is not installed: run `make deps`")
     return path
 
 
@@ -161,13 +161,13 @@ def wants_btf(args):
 
 
 def kernel_keys(args):
-    """{option: path} of the keys that were given for the kernel, each looked at."""
+    """{option: path} of the keys given for the kernel, each checked."""
     given = {"--module-key": args.module_key, "--efi-key": args.efi_key}
     return {option: pem_key(option, path) for option, path in given.items() if path}
 
 
 def kernel_fragments(args, tree):
-    """What kernel/config/configure is called with; a key to sign modules with is put into the tree."""
+    """The arguments of kernel/config/configure. Puts a key for signing modules into the tree."""
     config = REPO / "kernel" / "config"
     words = ["--alone", config / "small.config"]
     if args.kernel == "server":
@@ -185,7 +185,7 @@ def kernel_fragments(args, tree):
 
 
 def write_tarball(members, dest, epoch):
-    """Write a .tar.gz that depends on nothing but epoch and the members: (name, mode, bytes, or None: a directory)."""
+    """Write a .tar.gz that depends only on epoch and the members: (name, mode, bytes, or None for a directory)."""
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name, mode, data in sorted(members):
@@ -197,7 +197,7 @@ def write_tarball(members, dest, epoch):
 
 
 def tarball(files, dest, epoch):
-    """Write {name: path} so."""
+    """Write {name: path} by write_tarball()."""
     members = [(name, 0o755 if path.stat().st_mode & 0o100 else 0o644, path.read_bytes())
                for name, path in files.items()]  # fmt: skip
     write_tarball(members, dest, epoch)
@@ -209,13 +209,13 @@ def sums(digests):
 
 
 def filled(template, **words):
-    """The text of a template with its @WORDS@ filled in, and the publisher's; a word nobody knows is an error."""
+    """The text of a template with its @WORDS@ and the publisher's filled in; an unknown word is an error."""
     text, who = template.read_text(), publisher.read()
     for word, value in {"MAINTAINER": who.who, "HOST": who.host, "URL": who.url, **words}.items():
         text = text.replace(f"@{word}@", value)
     left = sorted(set(re.findall(r"@([A-Z]{2,})@", text)))
     if left:
-        raise tb.BuildError(f"{template.relative_to(REPO)}: nobody fills in {', '.join(left)}")
+        raise tb.BuildError(f"{template.relative_to(REPO)}: no value for {', '.join(left)}")
     return text
 
 
@@ -227,9 +227,9 @@ def expand(template, dest, **words):
 class Key:
     """A GPG home with one secret key: that of a file (--key), or a test key made once and kept in a directory.
 
-    The home lies in /tmp, since the agent's socket wants a short path, and goes
-    when the context ends. Signatures bear the time epoch, or that of the key if
-    this is younger, so that the same bytes get the same signature.
+    The home is in /tmp, because the agent's socket needs a short path, and is
+    removed when the context ends. Signatures carry the time epoch, or that of the
+    key if it is younger, so that the same bytes get the same signature.
     """
 
     def __init__(self, path, keep, epoch=None):
@@ -268,7 +268,7 @@ class Key:
 
     @property
     def time(self):
-        """Options of gpg that stop its clock."""
+        """Options that stop gpg's clock."""
         return [] if self.epoch is None else ["--faked-system-time", f"{self.epoch}!"]
 
     def gpg(self, *args, **kwargs):
@@ -276,7 +276,7 @@ class Key:
                     "--pinentry-mode", "loopback", "--passphrase", "", *args], **kwargs)  # fmt: skip
 
     def _make(self, dest):
-        tb.say("packages", "no key was given (--key FILE): making a test key")
+        tb.say("packages", "no --key FILE: making a test key")
         self.gpg("--quick-generate-key", TEST_NAME, "rsa3072", "sign", "never")
         text = self.gpg("--armor", "--export-secret-keys")
         dest.parent.mkdir(parents=True, exist_ok=True)

@@ -23,24 +23,24 @@ class Publisher:
 
     @property
     def who(self):
-        """As in From: and Maintainer: fields."""
+        """Name and address as in From: and Maintainer: fields."""
         return f"{self.name} <{self.email}>"
 
     @property
     def host(self):
-        """The build host that packages name: none of the machines that built them."""
+        """The build host that packages name, which is not the machine that built them."""
         return urllib.parse.urlsplit(self.url).hostname
 
 
 def read(path=None):
-    """The publisher, by a file or ITREE_PUBLISHER or CONF. Raises BuildError if a setting is missing or unfit."""
+    """The publisher, from a file, ITREE_PUBLISHER or CONF. Raises BuildError if a setting is missing or invalid."""
     path = pathlib.Path(path or os.environ.get("ITREE_PUBLISHER") or CONF)
     conf = configparser.ConfigParser(interpolation=None)
     try:
         conf.read_string(path.read_text())
         found = Publisher(**conf["publisher"])
     except (OSError, configparser.Error, KeyError, TypeError) as err:
-        raise tb.BuildError(f"{path}: {err}: it wants a section [publisher] with name, email, security, url") from err
+        raise tb.BuildError(f"{path}: {err}: needs a section [publisher] with name, email, security, url") from err
     for field in ("email", "security"):
         if "@" not in getattr(found, field) or set(getattr(found, field)) & set(" <>"):
             raise tb.BuildError(f"{path}: {field} = {getattr(found, field)} is no mail address, as in me@example.org")

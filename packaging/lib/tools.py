@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""The patched tools as packages: what RPMs and .debs of them have in common.
+"""The patched tools as packages: the common parts of their RPMs and .debs.
 
-They lie beside those of the distribution, below TREE, and `diskorder` puts that
-directory first in PATH.  Nothing is replaced: the distribution goes on fixing
-its own tar and rsync, and a host is never without cp in the middle of a swap.
+They are installed beside those of the distribution, below TREE, and `diskorder`
+puts that directory first in PATH.  Nothing is replaced: the distribution keeps
+fixing its own tar and rsync, and a host is never without cp during a swap.
 """
 
 import dataclasses
@@ -24,17 +24,17 @@ class Tool:
     version: str  # as upstream writes it
     url: str
     summary: str
-    text: str  # the description: what it does beyond the distribution's own
+    text: str  # the description: what it does that the distribution's own does not
     example: str
     configure: str
-    programs: tuple  # as they are built, relative to the tree
+    programs: tuple  # paths where they are built, relative to the tree
     manuals: tuple
-    features: tuple  # macros of config.h: configure leaves out silently what it does not find
+    features: tuple  # macros that config.h must have: configure silently leaves out what it does not find
     rpm_needs: tuple
     deb_needs: tuple
-    targets: str = ""  # for make; the programs, unless upstream has no rules for what they need
-    headers: str = ""  # make's variable that names generated headers which making a program alone leaves out
-    empty: tuple = ()  # files that Debian's tarball lacks and configure wants
+    targets: str = ""  # for make; the programs, unless upstream lacks rules for their dependencies
+    headers: str = ""  # make's variable that names generated headers, which building a single program leaves out
+    empty: tuple = ()  # files that Debian's tarball lacks and configure needs
     check: str = ""  # shell; $tool is the directory of the programs, $in has files, $out is empty
 
 
@@ -63,7 +63,7 @@ TOOLS = {
         "rsync that looks names up in the order of inodes and, when it sends, reads\n"
         "ahead in the order in which the data lies on the disk",
         "rsync -a /srv/mail backup:",
-        # Host names beyond ASCII only if a library happens to be there: one build would have them, another not.
+        # --disable-idn: else support of host names beyond ASCII would depend on a library of the build host.
         "--disable-md2man --disable-idn --with-included-zlib=no --with-included-popt=no "
         "--with-rsyncd-conf=/etc/rsyncd.conf",
         ("rsync",), ("rsync.1",),
@@ -101,7 +101,7 @@ def patches(tool):
 
 
 def archive_of(tool, directory):
-    """The pristine source; its upstream version must be the one we name."""
+    """The pristine source; its upstream version must be that of the table."""
     path = tb.fetch(tool.source, directory)
     if not path.name.startswith(f"{tool.source}_{tool.version}"):
         want = f"{tool.source} {tool.version}"
@@ -110,13 +110,13 @@ def archive_of(tool, directory):
 
 
 def installed(tool):
-    """Paths of what a tool's package holds, licence aside."""
+    """Paths in a tool's package, without the licence."""
     files = [f"{TREE}/bin/{p.split('/')[-1]}" for p in tool.programs]
     return files + [f"{TREE}/share/man/man1/{m.split('/')[-1]}" for m in tool.manuals]
 
 
 def script(name):
-    """What builds, checks and installs a tool, for the shell: the same in the spec and in debian/rules."""
+    """The shell script that builds, checks and installs a tool, for the spec and for debian/rules."""
     tool = TOOLS[name]
     words = {
         "TREE": TREE, "EMPTY": " ".join(tool.empty), "CONFIGURE": tool.configure, "HEADERS": tool.headers,

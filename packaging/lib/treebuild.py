@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""What kernel/build and e2fsprogs/build have in common.
+"""Common parts of kernel/build and e2fsprogs/build.
 
 A pristine source tree is unpacked once and kept.  The overlay (our files) and
 the patch series are laid over it so that only files whose content changes get
 a new time stamp: make then rebuilds just those.  Finished artefacts are kept
-in a cache under a hash of all that went into them.
+in a cache under a hash of all their inputs.
 """
 
 import contextlib
@@ -45,9 +45,9 @@ def say(what, text):
 
 
 def load_script(path):
-    """A program whose name does not end in .py, as a module: another may call its functions.
+    """Load a program whose name does not end in .py as a module, so that another can call its functions.
 
-    A new one at each call, named after its folder and itself.
+    Each call returns a new module, named after the program and its folder.
     """
     path = pathlib.Path(path)
     loader = importlib.machinery.SourceFileLoader(f"{path.parent.name}_{path.name}".replace("-", "_"), str(path))
@@ -76,7 +76,7 @@ def main_guard(what, main):
 
 @contextlib.contextmanager
 def locked(what, path):
-    """One build at a time in one place."""
+    """Allow one build at a time in one place; others wait."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as handle:
         try:
@@ -94,12 +94,12 @@ def fetch(name, directory=None):
         argv += ["--dir", directory]
     res = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
     if res.returncode:
-        raise BuildError(f"the source of {name} could not be had (see above)")
+        raise BuildError(f"cannot get the source of {name} (see above)")
     return pathlib.Path(res.stdout.strip())
 
 
 def files_below(root):
-    """Relative paths of the files of an overlay, editors' leftovers aside."""
+    """Relative paths of the files of an overlay, without editors' leftovers."""
     if not root.is_dir():
         return []
     out = []
@@ -127,7 +127,7 @@ def read_series(directory):
 
 
 def patch_targets(patch):
-    """Paths a -p1 patch touches."""
+    """Paths that a -p1 patch changes."""
     out = set()
     lines = patch.read_text(errors="surrogateescape").splitlines()
     for one, two in zip(lines, lines[1:], strict=False):
@@ -216,8 +216,8 @@ def replace_tree(src, dst):
 class Tree:
     """An unpacked source with overlay and patches laid over it.
 
-    The pristine version of each file we ever touched is kept beside the tree,
-    so that a changed series starts from what the source really holds.
+    The pristine version of each file we ever changed is kept beside the tree,
+    so that a changed series starts from the original contents.
     """
 
     def __init__(self, what, tree):
@@ -273,7 +273,7 @@ class Tree:
                     shutil.copy(src, scratch / rel)
             for patch, touched in targets:
                 self._apply(patch, scratch, release, touched)
-            # Noted before anything changes, so that a broken-off run is put right by the next.
+            # Recorded before anything changes, so that the next run repairs an interrupted one.
             both = sorted(set(managed) | set(state.get("managed", [])))
             self.state.write_text(json.dumps({**state, "managed": both}))
             for rel in both:
@@ -387,9 +387,9 @@ class Log:
 
 
 def ccache_env(what):
-    """Environment that makes ccache keep its objects in our cache."""
+    """Environment that makes ccache use our cache, and the prefix for compilers; both empty without ccache."""
     if not shutil.which("ccache"):
-        say(what, "ccache is not installed (`make deps` does it): building without")
+        say(what, "ccache is not installed (`make deps` installs it): building without")
         return {}, ""
     env = {"CCACHE_DIR": os.environ.get("CCACHE_DIR", str(cache_dir() / "ccache"))}
     env["CCACHE_MAXSIZE"] = os.environ.get("CCACHE_MAXSIZE", "5G")
@@ -397,7 +397,7 @@ def ccache_env(what):
 
 
 def clean_environ():
-    """Our environment without what a calling make passes to its children."""
+    """Our environment without the variables that a calling make passes on."""
     return {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")}
 
 

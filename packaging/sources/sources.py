@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Find the pristine sources that sources.lock pins, and check them.
 
-Looked for in this order: a directory the user gives, the destination (what an
-earlier call left there), the package mirror this machine is configured with.
-Nothing is taken whose SHA-256 is not the pinned one.
+They are looked for in this order: a directory the user gives, the destination
+(where earlier calls put them), the package mirror this machine is configured
+with. A file with another SHA-256 than the pinned one is refused.
 """
 
 import dataclasses
@@ -19,12 +19,12 @@ import sys
 REPO = pathlib.Path(__file__).resolve().parents[2]
 LOCK = REPO / "sources.lock"
 SUITE = "trixie"  # the Debian release whose sources sources.lock names
-LATER = ("forky", "sid")  # asked for what that release does not have, or not any more
-KERNELS = ("trixie-backports", "sid", "experimental")  # asked for kernels that are newer than that release
+LATER = ("forky", "sid")  # asked for sources that the release does not have, or no longer has
+KERNELS = ("trixie-backports", "sid", "experimental")  # asked for kernels newer than the release's
 
 
 class SourceError(Exception):
-    """A source could not be had; the text says which and what to do."""
+    """A source is not available; the text says which one and what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _candidates(source, directory):
 
 
 def _readable(path):
-    """Whether a kernel package or tarball is whole, as far as its own format tells."""
+    """Whether a kernel package or tarball is complete, as far as its format tells."""
     tool = ["dpkg-deb", "--info"] if path.suffix == ".deb" else ["xz", "--list"]
     return subprocess.run([*tool, str(path)], capture_output=True, check=False).returncode == 0
 
@@ -120,7 +120,7 @@ def check(source, path):
 
 
 def _take(path, dest):
-    """Put a file into dest under its own name, all of it or nothing."""
+    """Copy a file into dest under its own name, atomically."""
     target = dest / path.name
     if target.exists() and target.samefile(path):
         return target
@@ -155,10 +155,10 @@ def fetch(source, dest, directory=None, mirror=None):
         path = (mirror or Mirror(dest)).download(source)
     except SourceError as err:
         raise SourceError(
-            f"{source.name} {source.version}: {looked}and the package mirror did not give it.\n"
+            f"{source.name} {source.version}: {looked}and not available from the package mirror.\n"
             f"  wanted: {source.wanted()}\n"
             f"  mirror: {err}\n"
-            f"  Put the file into a directory and name that with --dir or ITREE_SOURCES."
+            f"  Put the file into a directory and name the directory with --dir or ITREE_SOURCES."
         ) from err
     try:
         check(source, path)
@@ -167,7 +167,7 @@ def fetch(source, dest, directory=None, mirror=None):
         raise SourceError(
             f"{source.name} {source.version}: the download is damaged and was removed.\n"
             f"  wanted: {source.wanted()}\n  found:  {err}\n"
-            f"  Try again, or put the file into a directory and name that with --dir or ITREE_SOURCES."
+            f"  Try again, or put the file into a directory and name the directory with --dir or ITREE_SOURCES."
         ) from err
     return path
 
@@ -182,7 +182,7 @@ def _codename():
 
 
 def host_stanzas(etc="/etc/apt", codename=None, updates=False):
-    """The Debian archives the host uses, as (URIs, suites, raw Signed-By or None); with updates those of security, too.
+    """The Debian archives the host uses, as (URIs, suites, raw Signed-By or None); updates: security archives, too.
 
     The first is always the release itself.
     """
@@ -216,10 +216,10 @@ def host_stanzas(etc="/etc/apt", codename=None, updates=False):
 
 
 class Mirror:
-    """The machine's package mirror, asked for other suites than its own.
+    """The machine's package mirror, used for other suites than the machine's own.
 
-    A private APT directory (sources, lists, cache) below dest keeps the host's
-    own lists as they are; proxies and credentials come from the host's APT.
+    A private APT directory (sources, lists, cache) below dest leaves the host's
+    own lists alone; proxies and credentials come from the host's APT.
     """
 
     def __init__(self, dest):
@@ -254,16 +254,16 @@ class Mirror:
         except subprocess.TimeoutExpired as err:
             raise SourceError(f"{argv[0]} gave no answer within 15 minutes") from err
         if res.returncode != 0:
-            # Addresses stay out of the message: they are the machine's business.
+            # Keep addresses out of the message: they are private to the machine.
             text = re.sub(r"\w+://\S+", "<mirror>", res.stderr).strip().splitlines()
             errors = [t for t in text if t.startswith("E:")] or text[-3:] or ["no message"]
             raise SourceError(f"{' '.join(argv[:1])} failed: " + " ".join(errors))
         return res.stdout
 
     def update(self, later=None, types="deb-src"):
-        """Fetch the lists of SUITE; if a later suite is named, those of its sources (or of its packages: deb), too.
+        """Fetch the lists of SUITE; if a later suite is named, also those of its sources (deb: of its packages).
 
-        Suites of earlier calls stay. Raises SourceError if a list could not be fetched; then the suite is left out.
+        Suites of earlier calls stay. Raises SourceError if a list cannot be fetched, and leaves that suite out.
         """
         wanted = [("deb deb-src", SUITE), *self.fetched[1:]]
         if later and (types, later) not in wanted:
@@ -287,7 +287,7 @@ class Mirror:
         self.fetched = wanted
 
     def versions(self, package):
-        """{version: whether the private lists are what has it}; the host's own lists come first.
+        """{version: whether it comes from the private lists}; the host's own lists come first.
 
         If SUITE has no such package, the suites in KERNELS are asked, too.
         """
@@ -312,7 +312,7 @@ class Mirror:
         return why
 
     def download_version(self, package, version, private, into):
-        """Path of one version of a package, in a directory that is empty."""
+        """Download one version of a package into an empty directory; returns its path."""
         self.call(["apt-get", *self.options(private), "download", f"{package}={version}"], cwd=into)
         files = list(pathlib.Path(into).iterdir())
         if len(files) != 1:
@@ -340,7 +340,7 @@ class Mirror:
                 self.update(suite)
                 uris |= self._addresses(source)
             except SourceError as err:
-                print(f"fetch: {source.file} was looked for in {suite}, too: {err}", file=sys.stderr)
+                print(f"fetch: cannot look for {source.file} in {suite}: {err}", file=sys.stderr)
         if source.file not in uris:
             raise SourceError(f"it offers {', '.join(sorted(uris)) or 'nothing'} for {source.name}")
         part = self.dest / f"{source.file}.part"
@@ -358,7 +358,7 @@ class Mirror:
             versions = self._listed(name, private=True)
         if not versions:
             raise SourceError("; ".join([f"no {name} in {SUITE}, {', '.join(KERNELS)}", *why]))
-        # APT by itself takes what the release has, and nothing from suites like experimental.
+        # Name the version: by default APT takes nothing from suites like experimental.
         self.call(["apt-get", *self.options(), "download", f"{name}={versions[0]}"], cwd=into)
 
     def _listed(self, name, private, of_sources=False):
@@ -368,9 +368,9 @@ class Mirror:
         return [r[1] for r in rows if len(r) == 3 and r[0] == name and r[2].endswith("Sources") == of_sources]
 
     def _package(self, source):
-        # The host's own lists offer the newest point release; a machine whose
-        # lists are empty, or another Debian, is served from the private ones.
-        # A download that was cut short must never look like a finished one.
+        # The host's own lists offer the newest point release. On a machine with
+        # empty lists, or with another Debian, the private ones are used.
+        # Download into a directory of its own, so that a truncated file never looks like a finished one.
         part = self.dir / "download"
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
