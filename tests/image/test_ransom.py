@@ -173,6 +173,8 @@ def test_ordinary_nights_are_silent(appliance, mail):
     chance = random.Random(7)
     (mail / "log").mkdir()
     for night in range(60 if os.environ.get("ITREE_FULL") else 15):
+        for path in sorted((mail / "mail" / "new").iterdir()):
+            path.rename(mail / "mail" / "cur" / f"{path.name},S=2000:2,")
         cur = sorted((mail / "mail" / "cur").iterdir())
         for path in chance.sample(cur, 15):
             path.rename(path.with_name(path.name.split(",S=")[0] + f",S={night}:2,RS"))
