@@ -14,6 +14,8 @@ import time
 
 import pytest
 from conftest import farm, maildir, run, same, state
+from itree_backup import config, report
+from itree_backup.store import Store
 
 
 @pytest.fixture
@@ -472,6 +474,13 @@ def test_told(backed):
     assert "nobody could be told by webhook" in said and "it is kept" in said
     appliance.settings()
     assert "[notify] has neither" in appliance("notify", "mx1")
+
+
+def test_alarm_about_a_host_that_never_ran(appliance, monkeypatch):
+    sent = []
+    monkeypatch.setattr(report, "tell", lambda _base, _subject, text, _facts: sent.append(text))
+    report.notify(Store(config.settings(appliance.conf), "mx1"))
+    assert "last run ended: never\n" in sent[0]
 
 
 class Hook:

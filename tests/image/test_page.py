@@ -271,6 +271,9 @@ def test_password(appliance):
     for path in (appliance.conf / "page").iterdir():
         assert path.stat().st_mode & 0o077 == 0
     assert "long enough" not in (appliance.conf / "page" / "password").read_text()
+    (appliance.conf / "page" / "cert.pem").unlink()
+    said = appliance("console")
+    assert "has no usable certificate" in said and "address: " in said and "no hosts yet" in said
 
 
 def test_console(appliance, mx1):

@@ -26,7 +26,11 @@ def page_lines(conf):
     if not (conf / config.PAGE_PASSWORD).exists():
         return ["status page:  off, until it has a password: itree-backup password"]
     where = [f"https://{f'[{a}]' if ':' in a else a}:{PAGE_PORT}/" for a in addresses()] or ["no network yet"]
-    printed = setup.call("openssl", "x509", "-noout", "-fingerprint", "-sha256", "-in", conf / "page" / "cert.pem")
+    try:
+        printed = setup.call("openssl", "x509", "-noout", "-fingerprint", "-sha256", "-in", conf / "page" / "cert.pem")
+    except BackupError as err:
+        # The other lines are needed all the more.
+        return [f"status page:  has no usable certificate: {err}; itree-backup password makes one"]
     return [
         f"status page:  {' '.join(where)}  (user admin)",
         f"certificate:  SHA-256 {printed.strip().partition('=')[2]}",

@@ -244,7 +244,9 @@ def notify(store, failed=False):
     state = status.get("state", "never run")
     if state == "running" and not is_locked(store):
         state = "interrupted"
-    ended = datetime.datetime.fromtimestamp(status.get("ended", 0), datetime.UTC)
+    ended = "never"
+    if "ended" in status:
+        ended = f"{datetime.datetime.fromtimestamp(status['ended'], datetime.UTC):%Y-%m-%d %H:%M} UTC"
     message = status.get("message") or f"see journalctl -u backup@{store.name}"
     if failed and state in ("ok", "running", "never run"):
         code = os.environ.get("MONITOR_EXIT_STATUS", "")
@@ -253,7 +255,7 @@ def notify(store, failed=False):
         message = (f"{failed_unit() or unit} has failed before a backup began, or after one was good: see "
                    f"journalctl -u {unit}. {status.get('prune_message', '')}".rstrip())  # fmt: skip
     newest = (store.snapshots() or [None])[-1]
-    text = f"{message}\n\nlast run ended: {ended:%Y-%m-%d %H:%M} UTC\nnewest good snapshot: {newest or 'none'}\n"
+    text = f"{message}\n\nlast run ended: {ended}\nnewest good snapshot: {newest or 'none'}\n"
     facts = {"host": store.name, "state": state, "message": message, "newest_good": newest}
     return tell(store.base, f"backup of {store.name}: {state}", text, facts)
 
