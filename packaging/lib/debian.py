@@ -99,26 +99,34 @@ def make_root(release, packages, root, *options, listed=None):
         raise tb.BuildError(f"mmdebstrap of {release} ended with {res.returncode}:\n{res.stdout[-4000:]}")
 
 
-def build_root(release, packages):
-    """Return the directory with a root of a release to build in, from the cache or made now (minutes; root only)."""
-    packages = sorted({*TOOLS, *packages})
+def kept_root(folder, codename, packages):
+    """Return the directory with a root of a release with these packages, kept in that folder of the cache.
+
+    The first call makes it, which takes minutes; raises BuildError without root's rights or mmdebstrap.
+    """
+    packages = sorted(packages)
     if os.geteuid() or not shutil.which("mmdebstrap"):
-        raise tb.BuildError(f"building for {release.codename} needs root and mmdebstrap: run `make deps`, "
-                            f"or build on Debian {release.number}")  # fmt: skip
-    key = hashlib.sha256(repr((release.codename, packages)).encode()).hexdigest()
-    top = tb.cache_dir() / "build-roots"
+        raise tb.BuildError(f"making a root of Debian {RELEASES[codename].number} needs root and mmdebstrap: "
+                            "run `make deps`")  # fmt: skip
+    key = hashlib.sha256(repr((codename, packages)).encode()).hexdigest()
+    top = tb.cache_dir() / folder
     top.mkdir(parents=True, exist_ok=True)
-    made = top / f"{release.codename}-{key[:16]}"
+    made = top / f"{codename}-{key[:16]}"
     with tb.locked("deb", top / ".lock"):
         if not made.exists():
-            tb.say("deb", f"making a root of Debian {release.number} to build in; this takes some minutes")
-            for old in top.glob(f"{release.codename}-*"):
+            tb.say("deb", f"making a root of Debian {RELEASES[codename].number} in {top}; this takes some minutes")
+            for old in top.glob(f"{codename}-*"):
                 shutil.rmtree(old)
             part = top / f".{made.name}.part"
             shutil.rmtree(part, ignore_errors=True)
-            make_root(release.codename, packages, part)
+            make_root(codename, packages, part)
             part.rename(made)
     return made
+
+
+def build_root(release, packages):
+    """Return the directory with a root of a release to build in, from the cache or made now (minutes; root only)."""
+    return kept_root("build-roots", release.codename, {*TOOLS, *packages})
 
 
 def run_in(root, argv, env, shown=(), writable=()):
