@@ -61,6 +61,7 @@ RULES = (
     ("packaging/lib/publisher.py", "packages:test_publisher.py packages:test_release.py"),
     ("packaging/lib/series.py", "sources:test_series.py e2fsprogs:test_fixes.py"),
     ("packaging/lib/treebuild.py", ALL_USE_LIB),
+    ("packaging/lib/debian.py", "packages image ansible kernel"),
     ("packaging/lib/*", "packages image ansible"),
     ("packaging/series", "sources:test_series.py packages:test_publisher.py"),
     ("packaging/sources/*", "sources packages:test_deb_source.py"),

@@ -29,8 +29,10 @@ def exchange(a: str, b: str) -> None:
 class Storm:
     """Gives lower inodes to names that a reader has not seen yet, like `mv` onto them."""
 
-    def __init__(self, g: Guest, n: int, spare: int, name: str = "d"):
-        self.where, self.pool, self.random = g.path(name), g.path(f"{name}-pool"), random.Random(n)
+    def __init__(self, g: Guest, n: int, spare: int, name: str = "d", top: str = ""):
+        top = top or str(g.mnt)
+        self.where, self.pool = os.path.join(top, name), os.path.join(top, f"{name}-pool")
+        self.random = random.Random(n)
         for d in (self.pool, self.where):
             os.mkdir(d)
         # The pool comes first: its inode numbers are lower than those of the directory.
@@ -42,11 +44,16 @@ class Storm:
             os.mknod(os.path.join(self.where, name))
         self.replaced: set[str] = set()
 
+    def replace(self, name: str) -> None:
+        os.rename(self.spare.pop(), os.path.join(self.where, name))
+
     def blow(self, seen: list[str], count: int) -> None:
         """Rename files over names that have not been seen yet."""
+        if not self.spare:
+            return
         left = sorted(set(self.names) - set(seen) - self.replaced)
         for name in self.random.sample(left, min(count, len(left), len(self.spare))):
-            os.rename(self.spare.pop(), os.path.join(self.where, name))
+            self.replace(name)
             self.replaced.add(name)
 
     def swap(self, seen: list[str], count: int) -> None:
@@ -58,13 +65,17 @@ class Storm:
             exchange(*(os.path.join(self.where, name) for name in pair))
             self.replaced.update(pair)
 
-    def judge(self, g: Guest, got: list[str], what: str, most: int = 1, others: int = 1) -> None:
-        """Check that no name is missed or comes more than `most` times (`others` times if it has kept its inode)."""
+    def count(self, got: list[str], most: int = 1, others: int = 1) -> tuple[list[str], list[str]]:
+        """The names that are missed, and those that come more often than they may."""
         times = collections.Counter(got)
         missed = [n for n in self.names if not times[n]]
+        return missed, [n for n in self.names if times[n] > (most if n in self.replaced else others)]
+
+    def judge(self, g: Guest, got: list[str], what: str, most: int = 1, others: int = 1) -> None:
+        """Check that no name is missed or comes more than `most` times (`others` times if it has kept its inode)."""
+        missed, often = self.count(got, most, others)
         lost = len(self.replaced & set(missed))
         g.equal(len(missed), 0, f"{what}: names missed, {lost} of them of the {len(self.replaced)} replaced")
-        often = [n for n in self.names if times[n] > (most if n in self.replaced else others)]
         g.equal(often[:3], [], f"{what}: {len(often)} names of {len(self.names)} too often")
         self.replaced.clear()
 

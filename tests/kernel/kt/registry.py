@@ -14,7 +14,7 @@ MODULES = (
     "matrix", "ops", "scans", "space", "modes", "corrupt", "crash", "roundtrip", "online", "resume", "power", "damaged",
     "tools", "scrub", "faults", "neighbours", "dentries", "memory",
     "checksums", "onehash", "positions", "reader", "renames", "delivery", "misses", "bios", "groups", "change",
-    "dirahead", "switch", "arrange", "memorder", "pack",
+    "dirahead", "switch", "arrange", "memorder", "pack", "servers",
 )  # fmt: skip
 
 
@@ -50,6 +50,7 @@ class Case:
     machine: str = ""  # why it needs a virtual machine, not a kernel that is a program of the host
     config: str = ""  # an option that the kernel must have; our debug kernel has it
     slow: bool = False
+    root: tuple[str, ...] = ()  # packages of the Debian root that its servers run in
     full: str = ""  # why it runs only with ITREE_FULL=1
 
     @property

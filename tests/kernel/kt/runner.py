@@ -20,6 +20,7 @@ import traceback
 
 import bases
 import damage_tree
+import debian
 import hostile
 import vm
 
@@ -297,16 +298,26 @@ class Runner:
         if not bad and not self.keep:
             shutil.rmtree(at, ignore_errors=True)
 
+    def server_root(self, packages: tuple[str, ...]) -> pathlib.Path:
+        """The Debian root with these packages, from the cache or made now (some minutes)."""
+        with self.cond:
+            lock = self.locks.setdefault(f"root {packages}", threading.Lock())
+        with lock:
+            return debian.kept_root("server-roots", "bookworm", packages)
+
     def boot(self, cases: list[registry.Case], at: pathlib.Path, keep_images: bool = False) -> dict[str, Outcome]:
         """Run one machine; return the results of all finished cases, and of the one that killed it."""
         images = []
         outcomes: dict[str, Outcome] = {}
         ready = []
+        roots: dict[str, str] = {}
         for c in cases:
             image, share = at / f"{c.id}.img", at / c.id
             share.mkdir(exist_ok=True)
             try:
                 self.make_image(c, image, share)
+                if c.root:
+                    roots[c.id] = str(self.server_root(c.root))
             except (RuntimeError, OSError, subprocess.SubprocessError) as err:
                 for r in c.results():
                     outcomes[r] = Outcome([str(err)])
@@ -325,6 +336,7 @@ class Runner:
             "plain": self.plain,
             "type": self.type,
             "full": FULL,
+            "roots": roots,
         }
         (at / "job.json").write_text(json.dumps(job))
         factor = registry.PATIENCE if vm.uml.is_uml(self.kernel) else 1
