@@ -89,7 +89,8 @@ static void itree_test_positions(struct kunit *test)
 		KUNIT_EXPECT_LT(test, pos, (loff_t)POS_HASH);
 		KUNIT_EXPECT_GE(test, pos, (loff_t)POS_FIRST);
 		KUNIT_EXPECT_EQ(test, pos_to_key(pos), keys[i]);
-		KUNIT_EXPECT_EQ(test, pos & (PASS_IDS - 1), id);
+		KUNIT_EXPECT_EQ(test, pos >> POS_PASS_SHIFT & (PASS_IDS - 1),
+				id);
 		last = pos;
 	}
 	KUNIT_EXPECT_EQ(test, key_to_pos(KEY_DOT, id), 0);
@@ -114,8 +115,9 @@ static void itree_test_hash_positions(struct kunit *test)
 		KUNIT_EXPECT_GE(test, pos, (loff_t)POS_HASH);
 		KUNIT_EXPECT_LT(test, pos, (loff_t)EXT4_HTREE_EOF_64BIT);
 		KUNIT_EXPECT_EQ(test, ext4_itree_pos_hash(pos), hashes[i]);
-		KUNIT_EXPECT_EQ(test, ext4_itree_pos_minor(pos), 0xffffe000);
-		KUNIT_EXPECT_EQ(test, pos & (PASS_IDS - 1), PASS_IDS - 1);
+		KUNIT_EXPECT_EQ(test, ext4_itree_pos_minor(pos), 0xffffc000);
+		KUNIT_EXPECT_EQ(test, pos >> POS_PASS_SHIFT & (PASS_IDS - 1),
+				PASS_IDS - 1);
 	}
 	KUNIT_EXPECT_EQ(test, ext4_itree_pos_hash(0), 0);
 	KUNIT_EXPECT_EQ(test, ext4_itree_pos_minor(0), 0);

@@ -8,11 +8,15 @@
  * needed to continue behind it.  Of its 63 bits,
  *
  *	bit  62		is 0 in inode order, 1 in hash order,
- *	bits 61..12	are the place: the inode and 18 bits of the hash, or 31
- *			bits of the hash and 19 of the minor hash,
- *	bits 11..0	are the number of the pass (itree_open.c).  In hash order,
+ *	bits 61..30	are the inode, or 31 bits of the hash and a 0,
+ *	bits 29..18	are the number of the pass (itree_open.c).  In hash order,
  *			that pass returns only names that moved, and 0 stands for
- *			a pass that returns all names.
+ *			a pass that returns all names,
+ *	bits 17..0	are the highest bits of the hash, or of the minor hash.
+ *
+ * GlusterFS puts the number of a brick into the lowest bits, which are 0 when
+ * the position comes back.  Then the place lies before the name, among names of
+ * the same inode or hash, as with the positions that ext4 always had.
  *
  * A position whose pass has been forgotten is continued by a pass in hash order
  * that starts over and returns all names.  So a name may be returned twice, but
@@ -37,7 +41,7 @@
 loff_t ext4_itree_hash_pos(u32 id, u32 hash, u32 minor)
 {
 	return POS_HASH | ((loff_t)(hash >> 1) << 31) |
-	       ((loff_t)(minor >> 13) << 12) | id;
+	       ((loff_t)id << POS_PASS_SHIFT) | minor >> 14;
 }
 
 u32 ext4_itree_pos_hash(loff_t pos)
@@ -47,7 +51,7 @@ u32 ext4_itree_pos_hash(loff_t pos)
 
 u32 ext4_itree_pos_minor(loff_t pos)
 {
-	return (u32)(pos & GENMASK(30, 12)) << 1;
+	return (u32)(pos & POS_LOW_MASK) << 14;
 }
 
 static int hash_order(struct dir_private_info *info, u32 id)
@@ -90,13 +94,14 @@ int ext4_itree_choose_order(struct file *file, loff_t *pos, bool inode_order)
 	struct dir_private_info *info = file->private_data;
 	struct inode *dir = file_inode(file);
 	bool first = info->order == EXT4_ITREE_NO_ORDER;
-	u32 id = *pos & (PASS_IDS - 1);
+	u32 id = *pos >> POS_PASS_SHIFT & (PASS_IDS - 1);
 
 	if (info->order == EXT4_ITREE_NARROW_ORDER &&
 	    *pos == EXT4_HTREE_EOF_32BIT)
 		*pos = EXT4_HTREE_EOF_64BIT;
-	/* The end is the same in all orders. */
-	if (*pos == EXT4_HTREE_EOF_64BIT) {
+	/* The end is the same in all orders.  No name has its hash. */
+	if (*pos >= round_down(EXT4_HTREE_EOF_64BIT, BIT_ULL(31))) {
+		*pos = EXT4_HTREE_EOF_64BIT;
 		if (info->itree_scan)
 			info->itree_scan->over = true;
 		return first ? EXT4_ITREE_OTHER_ORDER : info->order;

@@ -30,6 +30,8 @@
 /* Positions, see itree_pos.c */
 #define POS_HASH	BIT_ULL(62)		/* in hash order */
 #define POS_FIRST	BIT_ULL(30)		/* the lowest but 0 in inode order */
+#define POS_PASS_SHIFT	18
+#define POS_LOW_MASK	GENMASK_ULL(POS_PASS_SHIFT - 1, 0)
 #define PASS_IDS	4096U
 
 struct scan_name {
@@ -141,7 +143,7 @@ static inline loff_t key_to_pos(u64 key, u32 id)
 	if (key == KEY_DOT)
 		return 0;
 	return ((loff_t)max(ITREE_KEY_INO(key), 1U) << 30) |
-	       ((loff_t)(ITREE_KEY_HASH(key) >> 14) << 12) | id;
+	       ((loff_t)id << POS_PASS_SHIFT) | ITREE_KEY_HASH(key) >> 14;
 }
 
 /* The lowest key that has this position. */
@@ -151,7 +153,7 @@ static inline u64 pos_to_key(loff_t pos)
 
 	if (ino <= 1)
 		return ino ? KEY_DOTDOT : KEY_DOT;
-	return ITREE_KEY(ino, (u32)((pos & (POS_FIRST - 1)) >> 12) << 14);
+	return ITREE_KEY(ino, (u32)(pos & POS_LOW_MASK) << 14);
 }
 
 /* itree_open.c */

@@ -196,8 +196,9 @@ def anew(g: Guest) -> None:
     g.mount()
     storm = Storm(g, n, n)
 
-    def listing(what: str, most: int, others: int = 1, storms: bool = True, restart: bool = False) -> None:
-        one = Listing(storm.where, buf)
+    def listing(what: str, most: int, others: int = 1, storms: bool = True, restart: bool = False,
+                lost: int = 0) -> None:  # fmt: skip
+        one = Listing(storm.where, buf, lost)
         for call in itertools.count(1):
             if not one.call() or len(one.names) > 4 * n:
                 break
@@ -219,6 +220,13 @@ def anew(g: Guest) -> None:
     listing("at rest, mounted again in the middle", 1, 2, storms=False, restart=True)
     g.again()
     listing("storm, mounted again in the middle", 2, 2, restart=True)
+    # GlusterFS keeps the number of a brick in the lowest bits: two bricks take two of them.
+    for lost in (2, 9):
+        g.again()
+        listing(f"at rest, {lost} bits lost", 1, storms=False, lost=lost)
+        listing(f"storm, {lost} bits lost", 2, lost=lost)
+        g.again("noitree")
+        listing(f"noitree, {lost} bits lost", 2, 2, storms=False, lost=lost)
 
 
 def exchanges(g: Guest) -> None:

@@ -19,10 +19,13 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Listing:
-    """The listing of one client; every call is an open, a seek and a getdents."""
+    """The listing of one client; every call is an open, a seek and a getdents.
 
-    def __init__(self, where: str, buf: int = 4000):
-        self.where, self.buf = where, ctypes.create_string_buffer(buf)
+    lost: how many of the lowest bits of a position the server needs for itself, as GlusterFS does.
+    """
+
+    def __init__(self, where: str, buf: int = 4000, lost: int = 0):
+        self.where, self.buf, self.lost = where, ctypes.create_string_buffer(buf), lost
         self.names: list[str] = []
         self.pos = 0
 
@@ -43,7 +46,7 @@ class Listing:
         """False at the end."""
         fd = os.open(self.where, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.lseek(fd, self.pos, os.SEEK_SET)
+            os.lseek(fd, self.pos >> self.lost << self.lost, os.SEEK_SET)
             return self.read(fd)
         finally:
             os.close(fd)
