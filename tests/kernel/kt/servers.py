@@ -8,6 +8,7 @@ a volume without the feature, in the same machine: a server may miss names by it
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pathlib
 import signal
@@ -19,6 +20,7 @@ from kt.guest import Failed, Guest
 from kt.neighbours import Server
 from kt.positions import Storm, Stream
 from kt.registry import case
+from kt.resume import Listing
 
 PACKAGES = ("attr", "dbus", "glusterfs-client", "glusterfs-server", "nfs-ganesha", "nfs-ganesha-vfs", "procps",
             "rpcbind")  # fmt: skip
@@ -243,3 +245,106 @@ def ganesha(g: Guest) -> None:
 for _n in (5_000, 50_000):
     case(f"reader-ganesha-{_n}", "open", {"n": _n}, size="1G", mkfs=("-b", "4096", "-N", "150000"), root=PACKAGES,
          memory="2G", cost=200, limit=1500, full=FULL)(ganesha)  # fmt: skip
+
+
+ADDRESS = "192.0.2.1"  # GlusterFS takes no loopback address
+STORED = ("gluster", "--mode=script", "volume")
+
+
+class Gluster:
+    """A GlusterFS volume of two bricks, both on the volume under test, and a client of it."""
+
+    # A client that keeps the directory open misses the rest of a brick that was restarted, on stock ext4 as well.
+    survivor = Listing
+
+    def __init__(self, g: Guest):
+        self.g, self.chroot = g, Chroot(g)
+        self.client = self.chroot.within("/mnt")
+        g.run("ip", "address", "replace", f"{ADDRESS}/32", "dev", "lo")
+        for path in ("/run/gluster", "/var/log/glusterfs/bricks"):
+            self.chroot.within(path).mkdir(parents=True, exist_ok=True)
+        self.bricks = [g.path(f"brick{i}") for i in range(2)]
+        for brick in self.bricks:
+            os.mkdir(brick)
+        try:
+            self.start()
+            self.chroot.run(*STORED, "create", "v", *(f"{ADDRESS}:{b}" for b in self.bricks), "force", timeout=300)
+            self.chroot.run(*STORED, "start", "v", timeout=300)
+            self.chroot.run("glusterfs", f"--volfile-server={ADDRESS}", "--volfile-id=v", "/mnt", timeout=300)
+            self.wait(self.connected, "the client of GlusterFS does not reach both bricks")
+        except BaseException:
+            self.stop()
+            raise
+
+    def wait(self, ready, problem: str) -> None:
+        for _ in range(240):
+            if ready():
+                return
+            time.sleep(0.5)
+        raise Failed(problem)
+
+    def start(self) -> None:
+        self.chroot.show()
+        self.chroot.start("glusterd", "-N", log="/run/glusterd.out")
+        self.wait(lambda: not self.chroot.run(*STORED, "list", check=False, timeout=300).returncode,
+                  "glusterd does not answer")  # fmt: skip
+
+    def connected(self) -> bool:
+        """Does the client have both bricks?"""
+        try:
+            states = [self.client / f".meta/graphs/active/v-client-{i}/private" for i in range(2)]
+            return all("connected = 1" in state.read_text() for state in states)
+        except OSError:
+            return False
+
+    def restart(self) -> None:
+        """Both bricks begin anew, on a volume of which nothing is in memory; the client stays."""
+        self.chroot.kill("glusterd", "glusterfsd")
+        self.chroot.hide()
+        self.g.again()
+        self.wait(lambda: not self.connected(), "the client of GlusterFS does not see that the bricks are gone")
+        self.start()
+        self.wait(self.connected, "the client of GlusterFS does not reach the bricks again")
+
+    def stored(self, name: str) -> list[str]:
+        """Where a directory of the clients lies on the volume."""
+        return [os.path.join(brick, name) for brick in self.bricks]
+
+    def stop(self) -> None:
+        for log in self.chroot.within("/var/log/glusterfs").rglob("*.log"):
+            (self.g.share / f"{log.parent.name}-{log.name}").write_text(log.read_text(errors="replace")[-200_000:])
+        self.g.run("umount", "--lazy", self.client, check=False)
+        self.chroot.close()
+
+
+class BrickStorm(Storm):
+    """The storm on the bricks themselves; the files are made by the client, and stay on the brick that has them."""
+
+    def __init__(self, g: Guest, n: int, spare: int, name: str, server: Gluster):
+        super().__init__(g, n, spare, name, str(server.client))
+        self.dirs = server.stored(name)
+        self.pools = [[os.path.join(pool, p) for p in os.listdir(pool)] for pool in server.stored(f"{name}-pool")]
+
+    def replace(self, name: str) -> None:
+        for where, pool in zip(self.dirs, self.pools, strict=True):
+            if os.path.exists(os.path.join(where, name)):
+                os.rename(pool.pop(), os.path.join(where, name))
+
+
+def gluster(g: Guest) -> None:
+    """A client of GlusterFS gets each name, whatever another renames over, and after a restart of the bricks."""
+    found = {}
+    for itree in (False, True):
+        volume(g, itree)
+        server = Gluster(g)
+        try:
+            found[itree] = measured(g, server, server.client, itree, "GlusterFS",
+                                    functools.partial(BrickStorm, server=server))  # fmt: skip
+        finally:
+            server.stop()
+    compare(g, "GlusterFS", found[False], found[True])
+
+
+for _n in (5_000, 50_000):
+    case(f"reader-gluster-{_n}", "open", {"n": _n}, size="1G", mkfs=("-b", "4096", "-N", "400000"), root=PACKAGES,
+         memory="2G", cost=200, limit=1500, full=FULL)(gluster)  # fmt: skip
