@@ -14,7 +14,7 @@ import subprocess
 import sys
 import traceback
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[1] / name) for name in ("image", "lib")]
 from conftest import APPLIANCE, Appliance, Servers, run, same, state  # noqa: E402
 
 DISK, TOP = "/dev/ubda", pathlib.Path("/mnt/quotas")

@@ -246,7 +246,7 @@ def test_export_while_a_run_links_the_file(backed, tmp_path, event):
             os.truncate(kept, 6 << 20)
         said, told = proc.communicate()
     if event == "cut":
-        assert proc.returncode == 1 and b"the stream is not whole" in told
+        assert proc.returncode == 1 and b"the stream is incomplete" in told
         return
     assert proc.returncode == 0, told
     subprocess.run(["tar", "-x", "-C", tmp_path, "./large"], input=begin + said, check=True)

@@ -471,7 +471,7 @@ def test_told(backed):
     assert told["state"] == "client-gone" and told["host"] == "mx1" and "no connection" in told["message"]
     hook.close()
     said = appliance("notify", "mx1", ok=(1,))
-    assert "nobody could be told by webhook" in said and "it is kept" in said
+    assert "could not be delivered by webhook" in said and "it is kept" in said
     appliance.settings()
     assert "[notify] has neither" in appliance("notify", "mx1")
 

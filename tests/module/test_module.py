@@ -105,6 +105,8 @@ def test_try_on_host(kernel, tmp_path):
     said, _ = in_guest(
         kernel,
         f"ln -s {REPO}/kernel/module/mkfs.ext4itree /run/; ln -s {SBIN}/e2fsck /run/fsck.ext4itree; "
+        # The distribution's lsattr does not know the letter of the tree; the packages bring ours.
+        f"ln -s {SBIN.parent}/bin/lsattr /run/; "
         f"mount --bind {SBIN}/mke2fs /sbin/mke2fs; mkdir /run/aside; mount --bind /run/aside /var/tmp; "
         "export PATH=/run:$PATH; cd /run; "
         f"{script} --installed --report /run/report >/dev/null; cat report; "

@@ -15,7 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from conftest import built, contents, forget, make_many, make_tree
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / name) for name in ("tools", "lib")]
+from conftest import built, contents, forget, make_many, make_tree  # noqa: E402
 
 TAR_EXTRACT = ["/usr/bin/tar", "--xattrs", "-xpf", "{archive}", "-C", "{out}"]
 # Each a row of commands. cp and rsync make {out}/top themselves.
