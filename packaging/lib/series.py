@@ -169,10 +169,11 @@ def make_repository(project, steps, scratch):
     """
     repo, pristine = scratch / project.name, scratch / "pristine"
     pristine.mkdir(parents=True)
-    project.unpack(released(steps), pristine)
+    wanted = released(steps)
+    project.unpack(wanted, pristine)
     repo.mkdir()
     git(repo, "init", "-q", "-b", "itree")
-    for rel in released(steps):
+    for rel in wanted:
         if not (pristine / rel).is_file():
             raise tb.BuildError(f"{project.release} has no {rel}, which a patch changes")
         put(pristine / rel, repo / rel)
@@ -260,7 +261,7 @@ def write_mails(project, steps, repo, begins, out, scratch):
 
 
 def write(project, out, scratch):
-    """Write and check the mails of a project. Returns its steps, the repository and {half: where it begins}."""
+    """Write and check the mails of a project. Returns its steps and the repository."""
     for half in (d for d in out.glob("*") if d.is_dir()):
         if half.name not in HALVES or any(not f.name.endswith(".patch") for f in half.iterdir()):
             raise tb.BuildError(f"--out {out}: {half.name} holds other files than patches; name an empty directory")
@@ -271,7 +272,7 @@ def write(project, out, scratch):
     number = compare(project, steps, repo, scratch)
     write_mails(project, steps, repo, begins, out, scratch)
     tb.say("series", f"{project.name}: {number} files are what our build makes of {project.release}")
-    return steps, repo, begins
+    return steps, repo
 
 
 def walk(project, steps, repo, tree, compile_step):
