@@ -150,7 +150,7 @@ class Ganesha(Server):
         self.chroot.hide()
 
     def restart(self) -> None:
-        """The server begins anew, on a volume of which nothing is in memory."""
+        """Restart the server, with nothing of the volume in memory."""
         self.end()
         self.g.again()
         self.start()
@@ -182,7 +182,7 @@ def listing(g: Guest, one, storm: Storm, storms: bool, restart=None) -> list[str
     return one.names
 
 
-# What a client does: names are renamed over meanwhile; the server begins anew in the middle.
+# A phase is (what happens during the listing, names are renamed over, the server restarts).
 PHASES = (("at rest", False, False), ("restarted", False, True), ("storm", True, False),
           ("storm, restarted", True, True))  # fmt: skip
 
@@ -298,7 +298,7 @@ class Gluster:
             return False
 
     def restart(self) -> None:
-        """Both bricks begin anew, on a volume of which nothing is in memory; the client stays."""
+        """Restart both bricks, with nothing of the volume in memory; the client stays."""
         self.chroot.kill("glusterd", "glusterfsd")
         self.chroot.hide()
         self.g.again()
