@@ -69,6 +69,26 @@ static const struct itree_ops test_ops = {
 	.free		= test_free,
 };
 
+/* Each key and its neighbours, with each guess, against a walk. */
+static void itree_test_find_key(struct kunit *test)
+{
+	static const u64 keys[] = { 3, 5, 5, 5, 6, 9, 20, 20, 21, ~0ULL };
+	u32 nr, guess, want;
+	u64 key;
+
+	for (nr = 0; nr <= ARRAY_SIZE(keys); nr++) {
+		for (key = 0; key < 24; key++) {
+			for (want = 0; want < nr && keys[want] < key;)
+				want++;
+			for (guess = 0; guess < ARRAY_SIZE(keys) + 2; guess++)
+				KUNIT_EXPECT_EQ(test, want,
+						ext4_itree_find_key(keys, nr,
+								    key,
+								    guess));
+		}
+	}
+}
+
 /* Positions and keys have the same order, and both ends fit. */
 static void itree_test_positions(struct kunit *test)
 {
@@ -234,6 +254,7 @@ static void itree_test_room(struct kunit *test)
 }
 
 static struct kunit_case ext4_itree_cases[] = {
+	KUNIT_CASE(itree_test_find_key),
 	KUNIT_CASE(itree_test_positions),
 	KUNIT_CASE(itree_test_hash_positions),
 	KUNIT_CASE(itree_test_core),

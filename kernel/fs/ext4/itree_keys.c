@@ -46,6 +46,12 @@ static int add_run(struct ext4_itree_keys *k)
 	return 0;
 }
 
+/* Returns how many keys can be added without an allocation. */
+u64 ext4_itree_keys_room(const struct ext4_itree_keys *k)
+{
+	return (u64)k->nr_runs * RUN_KEYS - k->nr;
+}
+
 /**
  * ext4_itree_keys_reserve - make room for more keys
  * @k: keys
@@ -57,7 +63,7 @@ int ext4_itree_keys_reserve(struct ext4_itree_keys *k, u32 nr)
 {
 	int err = 0;
 
-	while (!err && (u64)k->nr_runs * RUN_KEYS < k->nr + nr)
+	while (!err && ext4_itree_keys_room(k) < nr)
 		err = add_run(k);
 	return err;
 }
@@ -156,15 +162,38 @@ int ext4_itree_keys_merge(struct ext4_itree_keys *k)
 	return 0;
 }
 
-/* The place of the first key of a run that is not below @key. */
-static u32 find_in_run(const struct ext4_itree_keys *k, u32 run, u64 key)
+/**
+ * ext4_itree_find_key - find the first key that is not below a key
+ * @keys: in ascending order
+ * @nr: how many
+ * @key: need not be among them
+ * @guess: a place that may be near; the cost is that of a binary search over
+ *	twice its distance
+ *
+ * Returns a place of 0 to @nr.
+ */
+u32 ext4_itree_find_key(const u64 *keys, u32 nr, u64 key, u32 guess)
 {
-	u32 lo = 0, hi = run_len(k, run);
+	u32 lo = 0, hi = nr, step = 1;
 
+	if (!nr)
+		return 0;
+	guess = min(guess, nr - 1);
+	if (keys[guess] < key) {
+		lo = guess + 1;
+		for (; step < nr - guess && keys[guess + step] < key; step *= 2)
+			lo = guess + step + 1;
+		hi = min(guess + step, nr);
+	} else {
+		hi = guess;
+		for (; step <= guess && keys[guess - step] >= key; step *= 2)
+			hi = guess - step;
+		lo = step <= guess ? guess - step + 1 : 0;
+	}
 	while (lo < hi) {
 		u32 mid = lo + (hi - lo) / 2;
 
-		if (k->run[run][mid] < key)
+		if (keys[mid] < key)
 			lo = mid + 1;
 		else
 			hi = mid;
@@ -183,8 +212,10 @@ void ext4_itree_keys_seek(struct ext4_itree_keys *k, u64 key)
 
 	k->nr_heap = 0;
 	for (i = 0; i < k->nr_runs; i++) {
-		k->pos[i] = find_in_run(k, i, key);
-		if (k->pos[i] < run_len(k, i))
+		u32 len = run_len(k, i);
+
+		k->pos[i] = ext4_itree_find_key(k->run[i], len, key, len / 2);
+		if (k->pos[i] < len)
 			k->heap[k->nr_heap++] = i;
 	}
 	for (i = k->nr_heap / 2; i; i--)

@@ -30,11 +30,13 @@ struct ext4_itree_keys {
 void ext4_itree_keys_init(struct ext4_itree_keys *k);
 int ext4_itree_keys_reserve(struct ext4_itree_keys *k, u32 nr);
 int ext4_itree_keys_add(struct ext4_itree_keys *k, u64 key);
+u64 ext4_itree_keys_room(const struct ext4_itree_keys *k);
 void ext4_itree_keys_tidy(struct ext4_itree_keys *k);
 int ext4_itree_keys_merge(struct ext4_itree_keys *k);
 void ext4_itree_keys_seek(struct ext4_itree_keys *k, u64 key);
 bool ext4_itree_keys_next(struct ext4_itree_keys *k, u64 *key);
 void ext4_itree_keys_free(struct ext4_itree_keys *k);
+u32 ext4_itree_find_key(const u64 *keys, u32 nr, u64 key, u32 guess);
 
 /*
  * Registered in the directory's inode.  Fields belong to the building task

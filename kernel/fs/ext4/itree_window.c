@@ -212,6 +212,8 @@ struct fill {
 	u32	found;			/* names placed */
 	u32	stray;			/* names without a key */
 	u32	extra;			/* further names, behind the others */
+	u32	last_ino;		/* of the keys */
+	u64	density;		/* keys an inode number, times 2^32 */
 };
 
 /* Has the directory changed since this window began to be filled? */
@@ -232,6 +234,27 @@ static bool same_text(const struct scan_name *n, const struct fscrypt_str *name)
 }
 
 /*
+ * Inode numbers in a directory are often close together, so a key's place among
+ * the keys is near that of its inode number between the first and the last.
+ */
+static u32 guess_place(const struct fill *f, u64 key)
+{
+	u32 first = ITREE_KEY_INO(f->keys[0]);
+	u32 ino = clamp(ITREE_KEY_INO(key), first, f->last_ino);
+
+	return (ino - first) * f->density >> 32;
+}
+
+/* Gets ready for guess_place(). */
+static void measure_density(struct fill *f)
+{
+	u32 first = ITREE_KEY_INO(f->keys[0]);
+
+	f->last_ino = ITREE_KEY_INO(f->keys[f->nr - 1]);
+	f->density = div_u64((u64)f->nr << 32, max(f->last_ino - first, 1U));
+}
+
+/*
  * Finds the slot of a name by its key.  A name that has moved to another block
  * meanwhile is seen twice.  Sets *taken if other names have all slots of the
  * key.
@@ -239,19 +262,11 @@ static bool same_text(const struct scan_name *n, const struct fscrypt_str *name)
 static struct scan_name *key_slot(struct fill *f, u64 key,
 				  const struct fscrypt_str *name, bool *taken)
 {
+	u32 at = ext4_itree_find_key(f->keys, f->nr, key, guess_place(f, key));
 	struct scan_name *n;
-	u32 lo = 0, hi = f->nr;
 
-	while (lo < hi) {
-		u32 mid = lo + (hi - lo) / 2;
-
-		if (f->keys[mid] < key)
-			lo = mid + 1;
-		else
-			hi = mid;
-	}
-	for (; lo < f->nr && f->keys[lo] == key; lo++) {
-		n = &f->s->names[f->base + lo];
+	for (; at < f->nr && f->keys[at] == key; at++) {
+		n = &f->s->names[f->base + at];
 		if (!n->name)
 			return n;
 		*taken = true;
@@ -695,6 +710,7 @@ static void start_finding(struct fill *f)
 	f->found = 0;
 	f->stray = 0;
 	f->extra = 0;
+	measure_density(f);
 }
 
 /*
