@@ -372,7 +372,7 @@ int ext4_itree_visit_block(struct ext4_itree_visit *v, ext4_lblk_t block)
 	hi = ITREE_KEY_INO(v->hi);
 	bh = visited_block(v, block);
 	if (!bh && v->strict)
-		return -EFSCORRUPTED;
+		return v->unreadable ?: -EFSCORRUPTED;
 	if (IS_ERR_OR_NULL(bh))
 		return PTR_ERR_OR_ZERO(bh);
 	ext4_itree_count(dir->i_sb, EXT4_ITREE_VISITS, 1);

@@ -20,7 +20,7 @@
  *  EAGAIN	the directory changed faster than the build could follow
  *  EINTR	interrupted by a signal; a build is undone, nothing else is lost
  *  ENOENT	the directory has been removed meanwhile
- *  EUCLEAN	the directory itself is corrupt (BUILD, PACK), or (ON) the file
+ *  EUCLEAN	the directory itself is corrupt (BUILD, CHECK, PACK), or (ON) the file
  *		system has recorded errors: run e2fsck
  *  ENOMEM, ENOSPC, EDQUOT, EFBIG, EIO as usual
  * After an error of BUILD, the directory has no tree, or the one that it had.

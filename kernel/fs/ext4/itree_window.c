@@ -616,8 +616,16 @@ static int cmp_hashes(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
-/* Visits once each leaf of the htree that holds names of the run. */
-static int visit_leaves(struct fill *f, const u64 *keys)
+/**
+ * ext4_itree_visit_leaves - call back for the names in the leaves of some keys
+ * @v: the visit; i_rwsem held
+ * @keys: sorted by hash
+ * @nr: how many, at least one
+ *
+ * Visits each leaf of the htree once.  Returns 0, the result of v->name(), or a
+ * negative error: ERR_BAD_DX_DIR if the htree is damaged.
+ */
+int ext4_itree_visit_leaves(struct ext4_itree_visit *v, const u64 *keys, u32 nr)
 {
 	struct ext4_htree_place at = { .hash = ITREE_KEY_HASH(keys[0]) };
 	ext4_lblk_t block;
@@ -628,15 +636,15 @@ static int visit_leaves(struct fill *f, const u64 *keys)
 		if (fatal_signal_pending(current))
 			return -ERESTARTSYS;
 		cond_resched();
-		ret = ext4_htree_find_leaf(f->visit.dir, &at, &block, &next);
+		ret = ext4_htree_find_leaf(v->dir, &at, &block, &next);
 		if (ret < 0)
 			return ret;
-		ret = ext4_itree_visit_block(&f->visit, block);
+		ret = ext4_itree_visit_block(v, block);
 		if (ret)
 			return ret;
-		while (i < f->nr && ITREE_KEY_HASH(keys[i]) < (next & ~1))
+		while (i < nr && ITREE_KEY_HASH(keys[i]) < (next & ~1))
 			i++;
-		if (i >= f->nr || next == ~0U)
+		if (i >= nr || next == ~0U)
 			return 0;
 		/* If @next is odd, that leaf continues this one's last hash. */
 		if (ITREE_KEY_HASH(keys[i]) == (next & ~1)) {
@@ -780,7 +788,7 @@ static int find_names(struct fill *f)
 		return ext4_itree_visit_all(&f->visit);
 	err = ext4_itree_load_index(s->dir);
 	if (!err)
-		err = visit_leaves(f, by_hash);
+		err = ext4_itree_visit_leaves(&f->visit, by_hash, f->nr);
 	kvfree(by_hash);
 	if (!err && (f->found == f->nr || !any_left(f)))
 		return 0;
@@ -1389,7 +1397,7 @@ static void look_for_names(struct ext4_itree_scan *s, u32 i)
 	sort(r->keys, nr, sizeof(u64), cmp_hashes, NULL);
 	err = ext4_itree_load_index(s->dir);
 	if (!err)
-		err = visit_leaves(&r->f, r->keys);
+		err = ext4_itree_visit_leaves(&r->f.visit, r->keys, nr);
 	/* The htree is broken: look for the names in all blocks. */
 	if (err == -EFSCORRUPTED || err == -EFSBADCRC || err == -EIO ||
 	    err == ERR_BAD_DX_DIR)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -13,6 +14,7 @@ import struct
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 
 from kt import itree_ioctl as io
 from kt.corrupt import damage, nodes
@@ -520,6 +522,28 @@ def refusals(g: Guest) -> None:
 case("online-refusals", "online", {}, itree=False, mkfs=("-b", "1024"), size="128M", cost=20)(refusals)
 
 
+@contextlib.contextmanager
+def changing(d: str) -> Iterator[list[int]]:
+    """Context: names are made, moved and removed in the directory; their number is in the list."""
+    stop, made = threading.Event(), [0]
+
+    def work() -> None:
+        while not stop.is_set():
+            path = f"{d}/changing-{made[0] % 50}"
+            os.mknod(path)
+            os.rename(path, f"{path}-moved")
+            os.unlink(f"{path}-moved")
+            made[0] += 1
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield made
+    finally:
+        stop.set()
+        thread.join()
+
+
 def differs(g: Guest) -> None:
     """CHECK reports a wrong key and a broken node, and changes nothing."""
     d = without_tree(g, 2500)
@@ -544,6 +568,13 @@ def differs(g: Guest) -> None:
             g.equal((a.missing, a.extra), (1, 1), "missing and extra keys")
             (ino, good, what), (ino2, bad, what2) = sorted(a.found, key=lambda f: f[2])
             g.equal((what, what2, ino, good ^ 2), (io.MISSING, io.EXTRA, ino2, bad), "the differences")
+            with changing(d) as made:
+                checks = 0
+                while checks < 20 or made[0] < 200:
+                    b = io.itree(d, io.CHECK, diffs=20)
+                    g.equal((b.missing, b.extra, sorted(b.found)), (1, 1, sorted(a.found)), "while the names change")
+                    checks += 1
+            g.stats |= {"checks": checks, "changes": made[0]}
             os.stat(d)
             res = e4itree(g, "check", "--json", d, code=1)
             first = json.loads(res.stdout.splitlines()[0])

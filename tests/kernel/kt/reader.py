@@ -14,6 +14,7 @@ import time
 
 from kt.faults import LOG, Faulty
 from kt.guest import Failed, Guest
+from kt.itree_ioctl import BAD, CHECK, STAT, VERIFY, Answer, itree
 from kt.mapper import Mapped
 from kt.registry import case
 from kt.resume import LIBC, Listing
@@ -102,6 +103,18 @@ class Stream(Listing, Sleeper):
                 pass
         except OSError as err:
             self.error = err
+
+
+class Check(Sleeper):
+    """A call that checks a directory or verifies its tree; may be made in a thread."""
+
+    def __init__(self, where: str, op: int, flags: int):
+        self.where, self.op, self.flags = where, op, flags
+        self.answer: Answer | None = None
+
+    def to_end(self) -> None:
+        self.here()
+        self.answer = itree(self.where, self.op, self.flags, diffs=16 * (self.op == CHECK))
 
 
 def make(g: Guest) -> list[str]:
@@ -199,6 +212,49 @@ def held(g: Guest) -> None:
     disk.remove()
 
 
+def replace(g: Guest, old: list[str], new: list[str]) -> None:
+    """Remove names and make as many others."""
+    for before, after in zip(old, new, strict=True):
+        os.unlink(g.path(f"d/{before}"))
+        os.mknod(g.path(f"d/{after}"))
+
+
+def held_check(g: Guest) -> None:
+    """While the disk does not answer a check, the directory can change, and no change counts as a difference."""
+    disk = Faulty(g)
+    make(g)
+    size = os.statvfs(g.mnt).f_bsize
+    blocks, nodes = blocks_of(g)[1:], list(g.tree_blocks(g.path("d")).values())[1:]
+    old, new = WRITERS, [f"{name}-" for name in WRITERS]
+    for name in old:
+        os.mknod(g.path(f"d/{name}"))
+    for what, chosen, op, flags in (
+        ("check, names", blocks, CHECK, 0), ("check, tree", nodes, CHECK, 0), ("verify", nodes, STAT, VERIFY)
+    ):  # fmt: skip
+        g.again("commit=600")
+        # What the change needs is in memory then.
+        replace(g, old, new)
+        replace(g, new, old)
+        os.sync()
+        disk.hold(chosen, size)
+        check = Check(g.path("d"), op, flags)
+        with Waiting(g, disk, what, check) as waiting:
+            waiting.do(replace, g, old, new)
+        old, new = new, old
+        if g.want(check.answer is not None, f"{what}: no answer"):
+            found = check.answer
+            g.equal((found.state & BAD, found.missing, found.extra, found.found), (0, 0, 0, []), f"{what}: differences")
+            g.equal(found.keys, N + len(old), f"{what}: keys")
+        left = itree(g.path("d"), CHECK)
+        g.equal(
+            (left.state & BAD, left.names, left.missing, left.extra),
+            (0, N + len(old), 0, 0),
+            f"{what}: check afterwards",
+        )
+    g.umount()
+    disk.remove()
+
+
 def moved(g: Guest) -> None:
     """While a window waits for its last block, names move into it and out of it: none is missed."""
     disk = Held(g)
@@ -259,4 +315,5 @@ def bad_block(g: Guest) -> None:
 
 case("reader-moved", "reader", mkfs=("-b", "1024"), size="96M", cost=20, limit=600)(moved)
 case("reader-held", "reader", mkfs=("-b", "1024"), size="96M", cost=40, limit=600)(held)
+case("reader-held-check", "reader", mkfs=("-b", "1024"), size="96M", cost=40, limit=600)(held_check)
 case("reader-bad-block", "reader", mkfs=("-b", "4096"), size="96M", allow=LOG, cost=20, limit=600)(bad_block)
