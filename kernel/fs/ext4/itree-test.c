@@ -6,6 +6,7 @@
  * Included by itree_scan.c.
  */
 #include <kunit/test.h>
+#include "itree_online.h"
 
 #define TEST_BLOCK	1024
 #define TEST_BLOCKS	64
