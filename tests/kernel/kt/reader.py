@@ -111,10 +111,14 @@ class Check(Sleeper):
     def __init__(self, where: str, op: int, flags: int):
         self.where, self.op, self.flags = where, op, flags
         self.answer: Answer | None = None
+        self.error: OSError | None = None
 
     def to_end(self) -> None:
         self.here()
-        self.answer = itree(self.where, self.op, self.flags, diffs=16 * (self.op == CHECK))
+        try:
+            self.answer = itree(self.where, self.op, self.flags, diffs=16 * (self.op == CHECK))
+        except OSError as err:
+            self.error = err
 
 
 def make(g: Guest) -> list[str]:
@@ -241,7 +245,7 @@ def held_check(g: Guest) -> None:
         with Waiting(g, disk, what, check) as waiting:
             waiting.do(replace, g, old, new)
         old, new = new, old
-        if g.want(check.answer is not None, f"{what}: no answer"):
+        if g.want(check.answer is not None, f"{what}: no answer: {check.error}"):
             found = check.answer
             g.equal((found.state & BAD, found.missing, found.extra, found.found), (0, 0, 0, []), f"{what}: differences")
             g.equal(found.keys, N + len(old), f"{what}: keys")
