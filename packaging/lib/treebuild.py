@@ -29,7 +29,15 @@ CACHE_KEEP = 12  # builds kept per kind
 
 
 class BuildError(Exception):
-    """A build step failed; the text says which, where, and what to do."""
+    """A build step failed; the text says which, where, and what to do. code: the exit code."""
+
+    code = 1
+
+
+class UsageError(BuildError):
+    """An argument is wrong."""
+
+    code = 2
 
 
 def cache_dir():
@@ -68,7 +76,7 @@ def main_guard(what, main):
         return main() or 0
     except BuildError as err:
         print(f"{what}: {err}", file=sys.stderr)
-        return 1
+        return err.code
     except KeyboardInterrupt:
         print(f"{what}: interrupted", file=sys.stderr)
         return 130

@@ -2,6 +2,7 @@
 """The collection as a whole: lint, documentation, and what its parts say of each other."""
 
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -47,11 +48,43 @@ def test_sanity(collection, tmp_path):
     assert {"validate-modules", "pylint", "import", "compile", "ansible-doc", "yamllint", "pep8"} <= done, text
 
 
+def changelog(top, *words, ok=0):
+    """Run antsibull-changelog, which calls ansible-doc, in a copy of the collection."""
+    return run(VENV / "antsibull-changelog", *words, ok=(ok,), cwd=top, env={"PATH": f"{VENV}:{os.environ['PATH']}"})[1]
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A copy of the collection's source, where Ansible expects one."""
+    return shutil.copytree(REPO / "ansible", tmp_path / "ansible_collections" / "itree" / "storage")
+
+
+def test_changelog(source):
+    """The fragments and changelog.yaml are valid, and CHANGELOG.rst is what antsibull-changelog makes of them."""
+    changelog(source, "lint")
+    changelog(source, "lint-changelog-yaml", "changelogs/changelog.yaml")
+    was = (source / "CHANGELOG.rst").read_text()
+    changelog(source, "generate")
+    assert (source / "CHANGELOG.rst").read_text() == was, "run antsibull-changelog generate in ansible/"
+
+
+def test_changelog_of_a_release(source):
+    """A release moves the fragments to the changelog; a fragment in an unknown section is refused."""
+    one = source / "changelogs" / "fragments" / "one.yml"
+    one.write_text("---\nfixes: [gate role - one.]\n")
+    assert "fixes" in changelog(source, "lint", ok=3)
+    one.write_text("---\nbugfixes: [gate role - one.]\n")
+    changelog(source, "release", "--version", "99.0.0", "--date", "2026-12-31")
+    newest = (source / "CHANGELOG.rst").read_text().partition("\nv99.0.0\n")[2].partition("\nv0.2.0\n")[0]
+    assert "\n- gate role - one.\n" in newest and not list(one.parent.glob("*.yml"))
+
+
 def test_archive(collection):
     """The archive holds what a controller needs, and nothing else of the repository."""
     names = run("tar", "-tzf", collection.archive)[1].split()
-    files = {"CHANGELOG.md", "FILES.json", "MANIFEST.json", "README.md", ".ansible-lint"}
-    assert {n.split("/")[0] for n in names} <= files | {"meta", "playbooks", "plugins", "roles", "tests"}, names
+    files = {"CHANGELOG.rst", "FILES.json", "MANIFEST.json", "README.md", ".ansible-lint"}
+    folders = {"changelogs", "meta", "playbooks", "plugins", "roles", "tests"}
+    assert {n.split("/")[0] for n in names} <= files | folders, names
     assert [n for n in names if n.startswith("tests/") and not n.endswith("/")] == ["tests/sanity/ignore-2.19.txt"]
     assert not [n for n in names if n.endswith((".pyc", ".orig", "~"))]
 

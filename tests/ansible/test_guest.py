@@ -39,12 +39,18 @@ def test_modules(collection, tools, volume, kind):
 
 
 @pytest.mark.skipif(not os.environ.get("ITREE_FULL"), reason="with ITREE_FULL=1: Ansible itself is slow in the machine")
-def test_roll_out(collection, tools, volume, tmp_path):
-    """The playbook for NFS hosts in the machine: feature, trees; the second time there is nothing left to do."""
+@pytest.mark.parametrize("kind", ["ext4", "ext4itree"])
+def test_roll_out(collection, tools, volume, kind):
+    """The playbook for NFS hosts in the machine: feature, trees; the second time there is nothing left to do.
+
+    With the module fstab gets its type, and the distribution's when the feature is taken off.
+    """
+    kernel = vm.DEFAULT_KERNEL if kind == "ext4" else stock.with_module().image
     variables = {
         "ansible_connection": "local",
         "ansible_python_interpreter": str(VENV / "python"),
         "itree_nfs_roles": ["kernel", "feature", "convert"],
+        "itree_kernel_variant": "kernel" if kind == "ext4" else "module",
         "itree_nfs_services": [],
         "itree_nfs_ports": [],
         "itree_gate_volumes": ["/mnt"],
@@ -62,17 +68,21 @@ def test_roll_out(collection, tools, volume, tmp_path):
         cat >/tmp/hosts.json <<'END'
 {json.dumps({"nfs": {"hosts": {"guest": variables}}})}
 END
-        echo '/dev/vda /mnt ext4 defaults 0 0' >/etc/fstab
+        echo '/dev/vda /mnt ext4 defaults,nofail 0 0' >/etc/fstab
         mount /mnt
+        mounted() {{ grep -q "^/dev/vda /mnt $1 " /etc/fstab && test "$(findmnt -no FSTYPE /mnt)" = "$1"; }}
         {play} --check
         {play} | tee /tmp/first
         grep -q 'changed=[1-9]' /tmp/first
         {play} | tee /tmp/second
         grep -q 'changed=0' /tmp/second
         {tools}/e4itree check /mnt/large
+        mounted {kind}
+        {play} -e '{{"itree_nfs_roles": ["feature"], "itree_feature_state": "absent"}}'
+        mounted ext4
         umount /mnt
     """
     env = {**collection.env, "ANSIBLE_HOME": "/tmp/ansible", "ANSIBLE_REMOTE_TMP": "/tmp/ansible/remote"}
-    res = vm.run(["bash", "-c", script], disks=[volume.path], memory="1G", timeout=1800, env=env)
+    res = vm.run(["bash", "-c", script], kernel=kernel, disks=[volume.path], memory="1G", timeout=1800, env=env)
     assert res.ok and f"{NAMES} keys" in res.stdout, f"{res.explain()}\n{res.stdout}"
     run(tools / "e2fsck", "-fn", volume.path)

@@ -4,6 +4,7 @@
 Whole machines: test_*machines.py.
 """
 
+import json
 import shutil
 
 import machine_packages
@@ -19,18 +20,25 @@ echo "{}"
 """
 
 
+def apt_only(sandbox, *directories):
+    """Let apt know these repositories and no other."""
+    sandbox.run("sh", "-c", "rm -rf /etc/apt/sources.list /etc/apt/sources.list.d/* /var/lib/apt/lists/*")
+    sandbox.put("/etc/apt/apt.conf.d/99test", 'APT::Sandbox::User "root";\n')
+    for number, path in enumerate(directories):
+        sandbox.put(f"/etc/apt/sources.list.d/test{number}.list", f"deb [trusted=yes] file:{path} ./\n")
+    sandbox.run("apt-get", "-q", "update")
+
+
 @pytest.fixture
 def converted(collection, sandbox, tmp_path):
     """A host that has a package in our version, from our repository; its distribution has another."""
     if not shutil.which("apt-get"):
         pytest.skip("no apt on this host")
-    sandbox.run("sh", "-c", "rm -rf /etc/apt/sources.list /etc/apt/sources.list.d/* /var/lib/apt/lists/*")
-    sandbox.put("/etc/apt/apt.conf.d/99test", 'APT::Sandbox::User "root";\n')
     stock, _key = repositories.apt(tmp_path / "stock")
     ours, key = repositories.apt(tmp_path / "ours", OURS)
-    sandbox.put("/etc/apt/sources.list.d/stock.list", f"deb [trusted=yes] file:{stock} ./\n")
+    apt_only(sandbox, stock)
     collection.role("repo", before=sandbox.before, itree_repo_url=f"file://{ours}", itree_repo_key=str(key)).good()
-    sandbox.run("sh", "-c", f"apt-get -q update && apt-get -qy install {repositories.NAME}")
+    sandbox.run("apt-get", "-qy", "install", repositories.NAME)
     assert version(sandbox) == OURS
     return sandbox
 
@@ -79,7 +87,7 @@ def test_refused(collection, converted, volume):
     role(collection, converted).bad(f"{volume} has the itree feature", "Nothing was changed")
     assert version(converted) == OURS and converted.changes() == before
     converted.put("/usr/bin/lsblk", SHIM.format("/dev/sda1 xfs"), 0o755)
-    converted.run("sh", "-c", "rm /etc/apt/sources.list.d/stock.list && apt-get -q update")
+    converted.run("sh", "-c", "rm /etc/apt/sources.list.d/test0.list && apt-get -q update")
     before = converted.changes()
     role(collection, converted).bad(f"no version but ours of {repositories.NAME}", "Nothing was changed")
     assert version(converted) == OURS and converted.changes() == before
@@ -91,6 +99,33 @@ def test_check_mode(collection, converted):
     before = converted.changes()
     assert role(collection, converted, "--check").good().changed()["here"] > 0
     assert version(converted) == OURS and converted.changes() == before
+
+
+def test_kernel_on_hold(collection, sandbox, tmp_path):
+    """A kernel on hold is refused before anything changes, unless the kernel is to stay."""
+    if not shutil.which("apt-get"):
+        pytest.skip("no apt on this host")
+    image = "linux-image-6.99-itree"
+    packages = {image: ("1", ""), "linux-image-itree": ("1", f"Depends: {image}\n"), "itree-advise": ("1", "")}
+    apt_only(sandbox, repositories.apt_relations(tmp_path, packages)[0])
+    sandbox.put("/usr/bin/lsblk", SHIM.format("/dev/sda1 xfs"), 0o755)
+    menu = [{"id": "debian.conf", "version": "6.12.1", "isDefault": True}, {"id": "i.conf", "version": "6.99-itree"}]
+    sandbox.put("/usr/bin/bootctl", f"#!/bin/sh\necho '{json.dumps(menu)}'\n", 0o755)
+    sandbox.run("apt-get", "-qy", "install", "linux-image-itree", "itree-advise")
+    sandbox.run("apt-mark", "hold", image)
+
+    def installed():
+        text = sandbox.run("dpkg-query", "-W", "-f", "${db:Status-Status} ${Package}\n", *packages, ok=(0, 1))
+        return {line.split()[1] for line in text.splitlines() if line.startswith("installed ")}
+
+    kernel = {"itree_rollback_kernel": True, "itree_rollback_loader": "systemd-boot"}
+    role(collection, sandbox, **kernel).bad(f"{image}: on hold", "apt-mark unhold", "Nothing was changed")
+    assert installed() == set(packages)
+    role(collection, sandbox).good()
+    assert installed() == {image, "linux-image-itree"}
+    sandbox.run("apt-mark", "unhold", image)
+    role(collection, sandbox, **kernel).good()
+    assert installed() == set()
 
 
 @full
@@ -107,12 +142,10 @@ def test_real_packages(collection, sandbox, tmp_path):
     (stock / "Packages").write_text(run("apt-ftparchive", "packages", ".", cwd=stock)[1])
     (tmp_path / "key").mkdir()
     key = machine_packages.repository(machine_packages.e2fsprogs(tmp_path), tmp_path / "ours", tmp_path / "key")
-    sandbox.run("sh", "-c", "rm -rf /etc/apt/sources.list /etc/apt/sources.list.d/* /var/lib/apt/lists/*")
-    sandbox.put("/etc/apt/apt.conf.d/99test", 'APT::Sandbox::User "root";\n')
+    apt_only(sandbox, stock)
     sandbox.put("/usr/bin/lsblk", SHIM.format("/dev/sda1 xfs"), 0o755)
-    sandbox.put("/etc/apt/sources.list.d/stock.list", f"deb [trusted=yes] file:{stock} ./\n")
     # As the mirror has it, which may be newer than what this host has.
-    sandbox.run("sh", "-c", f"apt-get -q update && apt-get -qy install --allow-downgrades {' '.join(names)}")
+    sandbox.run("apt-get", "-qy", "install", "--allow-downgrades", *names)
     query = ("dpkg-query", "-W", "-f", "${Package} ${Version} ${db:Status-Status}\n", *names)
     before = sandbox.run(*query)
     assert "itree" not in before

@@ -5,6 +5,7 @@ This kernel does not know the feature and mounts volumes with it read-only, so t
 """
 
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -126,6 +127,43 @@ def test_refused(collection, tools, mounted, different, words):
     played = role(collection, tools, mounted, **different).bad(words)
     assert played.changed() == {"here": 0}
     assert digest(mounted.path) == before and mounted.mount() == was
+
+
+# The kernel does not have the type: mounted is the distribution's, read-only, as it does with the feature.
+MOUNT = """#!/bin/sh
+if grep -q " ext4itree " /etc/fstab; then
+    touch {top}/typed
+    exec {top}/mount -t ext4 -o ro {device} "$@"
+fi
+exec {top}/mount "$@"
+"""
+
+
+def test_type_of_the_module(collection, tools, mounted, tmp_path):
+    """On a host with the module, fstab gets its type, and the distribution's when the feature is taken off."""
+    mounted.run("mount", "-t", "tmpfs", "itree-test", "/sys/fs")
+    mounted.run("install", "-D", "/dev/null", "/sys/fs/ext4itree/features/itree")
+    shutil.copy(shutil.which("mount"), tmp_path / "mount")
+    (tmp_path / "shim").write_text(MOUNT.format(top=tmp_path, device=mounted.loop))
+    (tmp_path / "shim").chmod(0o755)
+    mounted.run("mount", "--bind", tmp_path / "shim", "/usr/bin/mount")
+    # /etc/fstab is a mount, too, so it cannot be replaced by another file.
+    mounted.before = (*mounted.before, "env", "ANSIBLE_UNSAFE_WRITES=1")
+    was = mounted.mount()
+    present = {"itree_feature_state": "present"}
+    role(collection, tools, mounted, **present).bad(f"/etc/fstab has no nofail for {mounted.at}", "RequiresMountsFor")
+    line, other = f"{mounted.loop} {mounted.at} ext4 noatime,nofail 0 2\n", f"LABEL=x {mounted.at}/x ext4 nofail 0 2\n"
+    mounted.fstab(f"# {line}{other}{line}")
+    assert role(collection, tools, mounted, "--check", "--diff", **present).good().changed()["here"] > 0
+    assert mounted.fstab_file.read_text() == f"# {line}{other}{line}" and mounted.mount() == was
+    role(collection, tools, mounted, **present).good()
+    ours = line.replace(" ext4 ", " ext4itree ")
+    assert mounted.fstab_file.read_text() == f"# {line}{other}{ours}" and has(tools, mounted)
+    assert (tmp_path / "typed").exists(), "it was not mounted again"
+    role(collection, tools, mounted).good()
+    assert mounted.fstab_file.read_text() == f"# {line}{other}{line}" and not has(tools, mounted)
+    assert "rw" in mounted.mount()[-1].split(",")
+    assert role(collection, tools, mounted).good().changed() == {"here": 0}
 
 
 @full

@@ -1,27 +1,21 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""What bash offers for e4itree is what e4itree knows."""
+"""Bash offers the words that e4itree accepts."""
 
 import os
 import re
 import subprocess
 
+import completion
 import pytest
 from conftest import REPO, ROOT
 
 SBIN = ROOT / "sbin"
-SCRIPT = """
-source "$1"; shift
-COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
-_e4itree
-printf '%s\\n' "${COMPREPLY[@]}"
-"""
 
 
 def offered(*words):
     """The words that bash offers for the last of some words."""
-    argv = ["bash", "-c", SCRIPT, "bash", REPO / "e2fsprogs/overlay/misc/e4itree.bash", "e4itree", *words]
     env = {**os.environ, "PATH": f"{SBIN}:{os.environ['PATH']}"}
-    return subprocess.run(argv, env=env, check=True, capture_output=True, text=True).stdout.split()
+    return completion.offered(REPO / "e2fsprogs/overlay/misc/e4itree.bash", "e4itree", *words, env=env)
 
 
 def test_commands():

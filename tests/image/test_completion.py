@@ -1,45 +1,40 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""What bash offers for itree-backup is what itree-backup knows."""
+"""Bash offers the words that itree-backup and itree-appliance accept."""
 
+import functools
 import os
 import re
 import subprocess
 
+import completion
 import pytest
 from conftest import REPO
 
 TOP = REPO / "image" / "appliance" / "usr"
-SCRIPT = """
-source "$1"; shift
-COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
-_itree_backup
-printf '%s\\n' "${COMPREPLY[@]}"
-"""
+EXTRA = REPO / "image" / "mkosi.extra" / "usr"
+ENV = {**os.environ, "PATH": f"{TOP / 'bin'}:{EXTRA / 'sbin'}:{os.environ['PATH']}"}
+COMPLETIONS = "share/bash-completion/completions"
+# An installed completion has the name of its command.
+complete = functools.partial(completion.offered, TOP / COMPLETIONS / "itree-backup", env=ENV)
 
 
 @pytest.fixture
 def offered(tmp_path):
-    """A function that gives what is offered for the last of some words."""
+    """A function that gives what is offered for the last of some words of itree-backup."""
     (tmp_path / "hosts.d").mkdir()
     for name in ("mail", "mirror", "nfs"):
         (tmp_path / "hosts.d" / f"{name}.conf").touch()
-    env = {**os.environ, "PATH": f"{TOP / 'bin'}:{os.environ['PATH']}"}
-
-    def complete(*words):
-        script = TOP / "share/bash-completion/completions/itree-backup"
-        argv = ["bash", "-c", SCRIPT, "bash", script, "itree-backup", "--config", tmp_path, *words]
-        return subprocess.run(argv, env=env, check=True, capture_output=True, text=True).stdout.split()
-
-    return complete
+    return functools.partial(complete, "itree-backup", "--config", tmp_path)
 
 
-def commands():
-    text = subprocess.run([TOP / "bin" / "itree-backup", "nothing"], capture_output=True, text=True, check=False).stderr
+def commands(program):
+    """The commands that a program lists when it refuses one."""
+    text = subprocess.run([program, "nothing"], env=ENV, capture_output=True, text=True, check=False).stderr
     return re.findall(r"'?([a-z-]+)'?(?:, |\))", text[text.index("choose from") + 11 :])
 
 
 def test_commands(offered):
-    known = commands()
+    known = commands("itree-backup")
     assert {"add", "restore", "forget", "prepare"} <= set(known)
     assert set(offered("")) == {*known, "--help", "--config"}
     assert offered("ver") == ["verify"]
@@ -61,3 +56,23 @@ def test_no_hosts_yet(offered, tmp_path):
     for path in (tmp_path / "hosts.d").iterdir():
         path.unlink()
     assert offered("run", "") == []
+
+
+def test_appliance(tmp_path):
+    """The commands and options of itree-appliance; hosts are no arguments of it."""
+    known = commands("itree-appliance")
+    assert {"status", "update", "reset"} <= set(known)
+    assert set(complete("itree-appliance", "")) == {*known, "--help"}
+    assert complete("itree-appliance", "up") == ["update"]
+    assert sorted(complete("itree-appliance", "update", "--")) == ["--check", "--from", "--help", "--reboot"]
+    (tmp_path / "hosts.d").mkdir()
+    (tmp_path / "hosts.d" / "mail.conf").touch()
+    assert complete("itree-appliance", "--config", tmp_path, "update", "") == []
+
+
+def test_image_loads_them():
+    """Bash looks a completion up by the command's name, and Debian's bash needs a package for that."""
+    link = EXTRA / COMPLETIONS / "itree-appliance"
+    assert (TOP / COMPLETIONS / os.readlink(link)).exists() and "/" not in os.readlink(link)
+    for path in (REPO / "image" / "mkosi.conf.d").iterdir():
+        assert "bash-completion" in path.read_text().split(), path

@@ -37,7 +37,7 @@ def test_a_series_before_all_patches_is_refused(kernel, monkeypatch):
 
 
 def test_an_unknown_series_is_refused_with_those_there_are(kernel):
-    with pytest.raises(tb.BuildError, match=r"--base 5\.15: sources\.lock has Linux 6\.12, .* and "):
+    with pytest.raises(tb.UsageError, match=r"no base 5\.15: .* sources\.lock, which has Linux 6\.12, .* and "):
         kernel.base_of("5.15")
 
 

@@ -182,7 +182,7 @@ def fetch_cli(*args, **env):
 
 def test_command_reports_unknown_names_and_lock_errors(tmp_path):
     res = fetch_cli("--dest", tmp_path, "emacs")
-    assert res.returncode == 1 and "emacs is not in" in res.stderr and "e2fsprogs" in res.stderr
+    assert res.returncode == 2 and "emacs is not in" in res.stderr and "e2fsprogs" in res.stderr
     (tmp_path / "lock").write_text("one two\n")
     res = fetch_cli("--lock", tmp_path / "lock", "--dest", tmp_path, "one")
     assert res.returncode == 1 and "line 1" in res.stderr and "Traceback" not in res.stderr

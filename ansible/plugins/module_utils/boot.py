@@ -402,6 +402,11 @@ class SystemdBoot(Loader):
         return True
 
 
+def secure_boot():
+    """Whether the firmware of this host starts only what is signed, whatever its boot loader is."""
+    return Loader(None).secure_boot()
+
+
 LOADERS = {c.name: c for c in (Grub, Grubby, SystemdBoot)}
 
 

@@ -52,15 +52,18 @@ def kernel_feature():
     )
 
 
-def module_feature():
-    """Return whether the running kernel has the module ext4itree: loaded, or installed, so that a mount loads it."""
-    if os.path.exists(os.path.join(MODULE_FEATURES, "itree")):
-        return True
+def module_installed(release):
+    """Return whether the module ext4itree is installed for a kernel, so that a mount loads it."""
     try:
-        with open(os.path.join(MODULES, os.uname().release, "modules.dep"), encoding="utf-8") as handle:
+        with open(os.path.join(MODULES, release, "modules.dep"), encoding="utf-8") as handle:
             return any(re.search(r"(^|/)ext4itree\.ko(\.\w+)?:", line) for line in handle)
     except OSError:
         return False
+
+
+def module_feature():
+    """Return whether the running kernel has the module ext4itree: loaded or installed."""
+    return os.path.exists(os.path.join(MODULE_FEATURES, "itree")) or module_installed(os.uname().release)
 
 
 def feature():
@@ -230,6 +233,7 @@ class Volume:
             "block_size": self.super.block_size,
             "mounted_at": [m.point for m in self.mounts],
             "read_only": any(m.read_only for m in self.mounts),
+            "type": self.mounts[0].fstype if self.mounts else "",
             "root": self.root,
             "switchable": self.switchable,
             "errors": self.super.errors,

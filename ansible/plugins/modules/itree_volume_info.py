@@ -77,6 +77,21 @@ kernel_advice:
   description: What to do if it does not; else empty.
   returned: success
   type: str
+module_waiting:
+  description:
+    - Whether the kernel of RV(kernel_waiting) has the module ext4itree, too. If the running kernel has it and that one
+      does not, the host cannot mount volumes of the type ext4itree after its next boot.
+  returned: success
+  type: bool
+  version_added: "0.3.0"
+secure_boot:
+  description:
+    - Whether the firmware starts only signed kernels, which load only signed modules.
+    - V(unknown) if its variables cannot be read.
+  returned: success
+  type: str
+  choices: [enabled, disabled, unknown]
+  version_added: "0.3.0"
 volumes:
   description: One for each that was asked for, in that order.
   returned: success
@@ -106,6 +121,10 @@ volumes:
     read_only:
       description: Whether it is mounted read-only somewhere.
       type: bool
+    type:
+      description: The type by which it is mounted, V(ext4) or V(ext4itree). Empty if it is not mounted.
+      type: str
+      version_added: "0.3.0"
     root:
       description: Whether it is the root file system.
       type: bool
@@ -138,13 +157,16 @@ def main():
             module.fail_json(msg=str(err))
     known, advice = ext4.kernel_feature()
     kernel = os.uname()
+    waiting = boot.waiting(kernel.release, kernel.version)
     module.exit_json(
         changed=False,
         kernel_feature=known,
         module_feature=ext4.module_feature(),
         kernel_release=kernel.release,
-        kernel_waiting=boot.waiting(kernel.release, kernel.version),
+        kernel_waiting=waiting,
         kernel_advice=advice,
+        module_waiting=bool(waiting) and ext4.module_installed(waiting),
+        secure_boot=boot.secure_boot(),
         volumes=found,
     )
 
