@@ -272,34 +272,13 @@ def cmd_discard(base, args):
 
 
 def cmd_status(base, args):
-    healths = report.healths(base, stores(base, args.host))
-    if args.json:
-        space, percent, inodes = store_.free(base.volume)
-        misnamed, wrong = config.misnamed(base), setup.problems(base.conf)
-        hosts = {one.store.name: report.facts(one) for one in healths}
-        print(json.dumps({"volume": str(base.volume), "free_bytes": space, "free_percent": round(percent, 2),
-                          "free_inodes_percent": round(inodes, 2), "hosts": hosts,
-                          "misnamed": misnamed, "setup": wrong}, indent=1))  # fmt: skip
-        return 0 if all(h.well for h in healths) and not (misnamed or wrong) else 1
-    lines, well = status_lines(base, healths)
-    print("\n".join(lines))
-    if well and args.beat and base.heartbeat:
+    state = report.state(base, args.host)
+    print(json.dumps(state.facts(), indent=1) if args.json else "\n".join(state.lines()))
+    if state.well and args.beat and base.heartbeat:
         missed = outbox.beat(base.heartbeat)
         if missed:
             print(missed, file=sys.stderr)
-    return 0 if well else 1
-
-
-def status_lines(base, healths):
-    """What status says of these hosts and the volume, as lines, and whether all is well."""
-    lines = [report.overview(one) for one in healths] or [report.NO_HOSTS]
-    problems = report.other_problems(base)
-    lines += problems
-    space, percent, inodes = store_.free(base.volume)
-    short = report.short_of_space(base, percent, inodes)
-    lines.append(f"{base.volume}: {space >> 20} MiB free ({percent:.0f} %), {inodes:.0f} % of the inodes" +
-                 f": less than warn_free_percent, {base.warn_free:g}" * short)  # fmt: skip
-    return lines, all(one.well for one in healths) and not (short or problems)
+    return 0 if state.well else 1
 
 
 def cmd_notify(base, args):
@@ -313,21 +292,23 @@ def cmd_notify(base, args):
     if args.host:
         print(report.notify(Store(base, args.host), args.failed))
         return
-    message = args.message
+    message, problems = args.message, {}
     if not message:
         try:
-            message = "\n".join(status_lines(base, report.healths(base, stores(base)))[0])
+            state = report.state(base)
+            message, problems = "\n".join(state.lines()), state.amounts()
         except (BackupError, OSError) as err:
             # A missing volume is itself what must be reported.
-            message = str(err)
+            message, problems = str(err), {str(err): 0}
     subject = "backups want attention"
     if args.failed:
-        message = f"{report.failed_unit() or 'a unit'} has failed.\n\n{message}"
+        unit = report.failed_unit() or "a unit"
+        message, problems = f"{unit} has failed.\n\n{message}", {unit: 0, **problems}
         # The watch runs every hour; a lasting problem must not send a message each time.
-        if outbox.told_lately(subject, message):
-            print(f"{subject}: the same alarm was sent within the last 12 hours")
+        if not outbox.news(problems):
+            print(f"{subject}: nothing is worse than in the alarms of the last 12 hours")
             return
-    print(report.tell(base, subject, message + "\n", {"message": message}))
+    print(report.tell(base, subject, message + "\n", {"message": message}, problems if args.failed else None))
 
 
 def cmd_password(base, args):
