@@ -182,9 +182,15 @@ def test_overwrite_repairs_a_file_that_rotted(backed, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     appliance("restore", "mx1", "latest", "--to", out)
-    rot(sorted((out / "cur").iterdir())[3])
+    files = sorted((out / "cur").iterdir())
+    rot(files[3])
+    os.utime(files[4])
+    files[5].chmod(0o600 if files[5].stat().st_mode & 0o7 else 0o644)
+    inodes = [f.stat().st_ino for f in files]
     assert "20 files compared and right" in appliance("restore", "mx1", "latest", "--overwrite", "--to", out)
     same(state(mail), state(out))
+    # Files with the right data were not written again.
+    assert [n for n, f in enumerate(files) if f.stat().st_ino != inodes[n]] == [3]
 
 
 def test_restore_onto_the_volume_by_another_name(backed, tmp_path):
