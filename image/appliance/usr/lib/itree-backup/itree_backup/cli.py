@@ -9,7 +9,7 @@ import pathlib
 import signal
 import sys
 
-from . import client, config, configcopy, console, outbox, quota, report, restore, retention, run, setup, sync
+from . import client, config, configcopy, console, hooks, outbox, quota, report, restore, retention, run, setup, sync
 from . import store as store_
 from .errors import BUSY, DAMAGED, USAGE, BackupError, Interrupted
 from .store import Store, stores
@@ -351,7 +351,11 @@ def finish_setup(conf, args, wrong):
     names = config.hosts(base)
     for name in names:
         try:
-            config.host(base, name)
+            host = config.host(base, name)
+            if hooks.wanted(host):
+                setup.make_key(base.conf, hooks.KEY)
+                print(f"for {client.authorized_file(host)} of {name}, so that it runs [host] before and after:\n"
+                      f"{hooks.authorized(base, host)}")  # fmt: skip
         except BackupError as err:
             wrong.append(str(err))
     if not args.no_timers:

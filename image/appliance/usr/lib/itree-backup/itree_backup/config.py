@@ -20,6 +20,8 @@ NAME_RULE = "letters, digits, dot, minus and underscore, at most 63, and the fir
 # Only characters that neither a remote shell nor rsync interprets.
 ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*|[0-9A-Fa-f:]+:[0-9A-Fa-f:.]*")
 USER = re.compile(r"[a-z_][a-z0-9_.-]*")
+# A program on the client and its arguments, without characters that a shell interprets.
+HOOK = re.compile(r"/[A-Za-z0-9._/+=:,@-]+( [A-Za-z0-9._/+=:,@-]+)*")
 SMALLEST_QUOTA = 1 << 20  # bytes
 LISTS = ("paths", "exclude")  # keys whose value is a list, one a line
 GLOBAL = {
@@ -34,7 +36,7 @@ GLOBAL = {
 }
 PER_HOST = {
     "host": {"address", "port", "method", "user", "paths", "exclude", "bandwidth", "compress", "timeout",
-             "one_file_system", "password_file", "heartbeat"},
+             "one_file_system", "password_file", "heartbeat", "before", "after", "hook_timeout"},
     "keep": GLOBAL["keep"],
     "hold": GLOBAL["hold"],
     "verify": {"checksum_days"},
@@ -78,7 +80,8 @@ class Settings:
 class Host:
     """One client. bandwidth is in KiB/s (0: no limit), timeout in seconds without a byte.
 
-    method: ssh or rsyncd, or local for a snapshot on this machine (never in a host's file).
+    method: ssh or rsyncd, or local for a snapshot on this machine (never in a host's file). before, after: commands
+    that the client runs; hook_timeout: seconds that each of them may take.
     """
 
     name: str
@@ -98,6 +101,9 @@ class Host:
     heartbeat: str
     checksum: int
     quota: Limits = Limits()
+    before: str = ""
+    after: str = ""
+    hook_timeout: int = 3600
 
 
 def check_name(name):
@@ -298,6 +304,10 @@ def parse_host(base, name, path, text=None):
     if method not in ("ssh", "rsyncd"):
         values.wrong("method", "ssh or rsyncd")
     check_paths(path, values, method, values.lines("paths"))
+    program = "the absolute path of a program on the client, with plain words as arguments: more belongs into a script"
+    hooks = {key: values.word(key, "", HOOK, program) for key in ("before", "after")}
+    for key in (key for key, command in hooks.items() if command and method != "ssh"):
+        values.wrong(key, "possible with method = rsyncd: see 'pre-xfer exec' in rsyncd.conf(5) on the client")
     return Host(
         name=name,
         address=values.word("address", name, ADDRESS, "a host name or address"),
@@ -316,6 +326,8 @@ def parse_host(base, name, path, text=None):
         heartbeat=values.web_address("heartbeat"),
         checksum=checksum_of(path, found.get("verify", {}), base.checksum),
         quota=quota_of(path, found.get("quota", {}), base.quota),
+        hook_timeout=values.number("hook_timeout", 3600, 1, 86400),
+        **hooks,
     )
 
 

@@ -189,9 +189,10 @@ def health(store, now, max_age, configured=True):
         problems.append(Problem("quota", f"{quota.text_of(usage)} are used ([quota])", int(usage.percent)))
     if made.damaged:
         problems.append(Problem("damaged", f"{made.damaged} damaged files", made.damaged))
-    if status.get("prune_message") and configured:
-        text = first_line(status["prune_message"])
-        problems.append(Problem(f"prune: {without_numbers(text)}", text))
+    for kind in ("hook", "prune") if configured else ():
+        text = first_line(status.get(f"{kind}_message", ""))
+        if text:
+            problems.append(Problem(f"{kind}: {without_numbers(text)}", text))
     return made
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-from . import outbox, quota, report, retention, transfer, verify, warm
+from . import hooks, outbox, quota, report, retention, transfer, verify, warm
 from .errors import DAMAGED, GAPS, REFUSED, BackupError, Interrupted
 from .store import GAPS as WITH_GAPS
 from .store import Flusher, Tree, check_space, check_volume, damaged_in, free_of, state_directory
@@ -370,7 +370,9 @@ def backup(base, host, store, wait):
     # Take the lock first: a run that waits for a verification of its host must not keep a turn from other hosts.
     with store.lock(wait) as lock_fd, turn(base, store.name):
         began = time.time()
-        status = {**store.status(), "state": "running", "began": int(began), "message": "", "pid": os.getpid()}
+        status = {**store.status(), "state": "running", "began": int(began), "message": "", "pid": os.getpid(),
+                  "hook_message": ""}  # fmt: skip
+        hooked = False
 
         def step(what):
             status["phase"] = what
@@ -384,6 +386,9 @@ def backup(base, host, store, wait):
             quota.settle(store, host.quota)
             store.finish_removals()
             make_room(base, host, store)
+            hooked = True
+            step("running [host] before on the client")
+            hooks.before(base, host)
             record = fetch(base, host, store, lock_fd, status, step)
             if record["gaps"]:
                 listed = "".join(f"\n    {line}" for line in record["gap_list"][:20])
@@ -408,12 +413,17 @@ def backup(base, host, store, wait):
         finally:
             if status["state"] == "running":
                 status.update(state="failed", message="the program failed; see the journal")
+            if hooked:
+                status["hook_message"] = hooks.after(base, host, status["state"])
             if status["state"] in ("ok", report.name_of(GAPS)):
                 status["prune_message"] = prune(store, host)
             status.update(ended=int(time.time()), seconds=round(time.time() - began, 1), phase="")
             finish(store, status)
-    if status["prune_message"]:
-        raise BackupError(f"the snapshot is good, but: {status['prune_message']}")
+            if status["hook_message"] and status["state"] != "ok":
+                print(status["hook_message"], file=sys.stderr)
+    wrong = [text for text in (status["hook_message"], status["prune_message"]) if text]
+    if wrong:
+        raise BackupError("the snapshot is good, but: " + "\n".join(wrong))
     missed = outbox.beat(host.heartbeat) if host.heartbeat else ""
     if missed:
         say(f"{store.name}: {missed}")
