@@ -9,7 +9,22 @@ import pathlib
 import signal
 import sys
 
-from . import client, config, configcopy, console, hooks, outbox, quota, report, restore, retention, run, setup, sync
+from . import (
+    client,
+    config,
+    configcopy,
+    console,
+    hooks,
+    outbox,
+    quota,
+    report,
+    restore,
+    retention,
+    run,
+    setup,
+    sync,
+    timelock,
+)
 from . import store as store_
 from .errors import BUSY, DAMAGED, USAGE, BackupError, Interrupted
 from .store import Store, stores
@@ -84,6 +99,9 @@ def parser():
     made = add("prune", "remove snapshots that retention does not keep")
     made.add_argument("-n", "--dry-run", action="store_true", help="list them, remove none")
     made.add_argument("--remove", metavar="SNAPSHOT", help="remove this one (its full name), whatever [keep] says")
+    made = add("lock", "lock young snapshots against removal, unlock old ones ([lock])", host=False)
+    made.add_argument("host", metavar="HOST", nargs="?", help="default: all hosts")
+    add_wait(made)
     add("accept", "accept that many names disappeared at once, and let pruning go on")
     add("discard", "remove what interrupted runs left")
     made = add("status", "show the state of all hosts; exit code 1 if one is not well", host=False)
@@ -135,6 +153,8 @@ def cmd_list(base, args):
         for name in store.every():
             record = store.record(name)
             notes = "damaged" if record.get("damaged") else ", ".join(stay.get(name, ["not kept"] if keep else []))
+            if timelock.locked(store, name):
+                notes = ", ".join(filter(None, (notes, "locked")))
             print(f"{store.name:20} {name:25}  {record.get('names', '?'):>9} names {record.get('new_files', '?'):>9} "
                   f"new {record.get('new_bytes', 0) >> 20:>8} MiB  {notes}")  # fmt: skip
         for name in store.names(".partial"):
@@ -160,6 +180,7 @@ def cmd_forget(base, args):
         print(f"{store.name}: {'removing' if args.yes else 'would remove'} {len(names)} snapshots"
               + f", {names[0]} to {names[-1]}" * bool(names))  # fmt: skip
         if args.yes:
+            timelock.refuse_locked(store, names)
             store.forget(lambda name: run.say(f"{store.name}: removed {name}"))
             report.unpublish(store)
             return
@@ -238,6 +259,7 @@ def cmd_prune(base, args):
                 raise BackupError(f"{store.name}: there is no snapshot with the full name '{args.remove}'")
             if store.snapshots() == [args.remove]:
                 raise BackupError(f"{store.name}: {args.remove} is the only good snapshot; it is not removed", USAGE)
+            timelock.refuse_locked(store, [args.remove])
             store.remove(args.remove)
             print(f"{store.name}: removed {args.remove}")
         return
@@ -250,6 +272,14 @@ def cmd_prune(base, args):
         gone = retention.prune(store, host.keep, run.say)
         run.finish(store, {**store.status(), "prune_message": ""})
     print(f"{store.name}: {len(gone)} removed, {len(store.snapshots())} kept")
+
+
+def cmd_lock(base, args):
+    for store in stores(base, args.host):
+        days = config.host(base, store.name).lock if store.name in config.hosts(base) else base.lock
+        if store.path.is_dir():
+            with store.lock(args.wait):
+                timelock.settle(store, days, run.say)
 
 
 def cmd_accept(base, args):

@@ -31,6 +31,7 @@ GLOBAL = {
     "metrics": {"directory"},
     "status": {"max_age_hours", "warn_free_percent"},
     "hold": {"fall_percent"},
+    "lock": {"days"},
     "verify": {"cycle_days", "checksum_days"},
     "quota": {"size", "inodes"},
 }
@@ -39,6 +40,7 @@ PER_HOST = {
              "one_file_system", "password_file", "heartbeat", "before", "after", "hook_timeout"},
     "keep": GLOBAL["keep"],
     "hold": GLOBAL["hold"],
+    "lock": GLOBAL["lock"],
     "verify": {"checksum_days"},
     "quota": GLOBAL["quota"],
 }  # fmt: skip
@@ -74,6 +76,7 @@ class Settings:
     cycle: int  # days within which each file of each snapshot is read again
     checksum: int  # days after which a run compares by checksums; 0 is never
     quota: Limits
+    lock: int  # days for which a snapshot is locked
 
 
 @dataclasses.dataclass
@@ -101,6 +104,7 @@ class Host:
     heartbeat: str
     checksum: int
     quota: Limits = Limits()
+    lock: int = 0
     before: str = ""
     after: str = ""
     hook_timeout: int = 3600
@@ -222,6 +226,10 @@ def checksum_of(path, values, default):
     return Values(path, "verify", values).number("checksum_days", default, 0, 10000)
 
 
+def lock_of(path, values, default):
+    return Values(path, "lock", values).number("days", default, 0, 10000)
+
+
 def quota_of(path, values, default):
     section = Values(path, "quota", values)
     size = section.size("size", default.size)
@@ -263,6 +271,7 @@ def settings(conf):
         cycle=Values(path, "verify", found.get("verify", {})).number("cycle_days", 28, 2, 10000),
         checksum=checksum_of(path, found.get("verify", {}), 0),
         quota=quota_of(path, found.get("quota", {}), Limits()),
+        lock=lock_of(path, found.get("lock", {}), 0),
     )
 
 
@@ -326,6 +335,7 @@ def parse_host(base, name, path, text=None):
         heartbeat=values.web_address("heartbeat"),
         checksum=checksum_of(path, found.get("verify", {}), base.checksum),
         quota=quota_of(path, found.get("quota", {}), base.quota),
+        lock=lock_of(path, found.get("lock", {}), base.lock),
         hook_timeout=values.number("hook_timeout", 3600, 1, 86400),
         **hooks,
     )
