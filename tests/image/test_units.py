@@ -157,6 +157,16 @@ def test_the_page_has_a_root_of_its_own():
     assert "BindPaths" not in service and "ssh" not in shown and "/etc/itree-backup " not in f"{shown} "
 
 
+def test_whatever_reads_the_volume_is_in_the_idle_class():
+    """Runs, verification and checks are in the slice, and wait for other readers of the disk."""
+    units = {p.name: section(p)["Service"] for p in UNITS.glob("*.service")}
+    inside = {name for name, service in units.items() if service.get("Slice") == ["backup.slice"]}
+    assert inside >= {"backup@.service", "backup-verify.service", "itree-check.service"}
+    assert {name for name, service in units.items() if service.get("IOSchedulingClass") == ["idle"]} >= inside
+    rules = (UNITS.parents[1] / "udev" / "rules.d" / "60-itree-backup.rules").read_text()
+    assert 'ATTR{queue/scheduler}="mq-deadline"' in rules
+
+
 def test_one_unit_alone_unlocks_snapshots():
     """It starts after each run, whatever its outcome."""
     for path in UNITS.glob("*.service"):
