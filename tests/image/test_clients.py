@@ -400,6 +400,12 @@ def test_many_names_that_go_at_once_hold_the_old_snapshots(appliance, tmp_path):
         assert "had 104 names in" in said and "has 4 now" in said and "itree-backup accept mx1" in said
     assert appliance.good("mx1")[:1] == full and len(appliance.good("mx1")) == 3
     assert "accept mx1" in appliance("status", ok=(1,))
+    # More has gone: the message says how much, and what it is compared with.
+    shutil.rmtree(mail / "tmp")
+    said = appliance("run", "mx1", ok=(1,))
+    assert f"had 104 names in {full[0].name} and has 3 now" in said
+    assert "has 3 now" in appliance("status", ok=(1,))
+    (mail / "tmp").mkdir()
     # The disk is back.
     (mail / "cur").rmdir()
     mail.with_name("away").rename(mail / "cur")

@@ -276,7 +276,12 @@ def cmd_prune(base, args):
 
 def cmd_lock(base, args):
     for store in stores(base, args.host):
-        days = config.host(base, store.name).lock if store.name in config.hosts(base) else base.lock
+        try:
+            days = config.host(base, store.name).lock if store.name in config.hosts(base) else base.lock
+        except BackupError as err:
+            # The run has failed, and has said so.
+            print(f"{err}\n{store.name}: locks stay as they are", file=sys.stderr)
+            continue
         if store.path.is_dir():
             with store.lock(args.wait):
                 timelock.settle(store, days, run.say)

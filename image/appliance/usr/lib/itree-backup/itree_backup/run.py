@@ -230,17 +230,17 @@ def watch_fall(store, host, new, last):
     if held.get("changed"):
         return
     before = held or {"names": record.get("names", 0), "files": record.get("files", 0),
-                      "bytes": record.get("total_bytes", 0)}  # fmt: skip
+                      "bytes": record.get("total_bytes", 0), "last": last}  # fmt: skip
     now = {"names": new["names"], "files": new["files"], "bytes": new["total_bytes"]}
-    lost = [f"{had} {unit} in {last} and has {now[unit]} now" for unit, had in before.items()
+    lost = [f"{had} {unit} in {before.get('last', last)} and has {now[unit]} now" for unit, had in before.items()
             if unit in now and had - now[unit] >= (LITTLE if unit == "bytes" else FEW)
             and now[unit] < had * (1 - host.fall / 100)]  # fmt: skip
-    if lost and not held:
+    if lost:
         store.hold(f"the client had {' and '.join(lost)}, less than [hold] fall_percent allows", before)
-    elif held and not lost:
+    elif held:
         store.hold("")
     # Where most files change each night, that is normal.
-    elif not held and new["kept_share"] < record.get("kept_share", 1.0) * (1 - host.fall / 100):
+    elif new["kept_share"] < record.get("kept_share", 1.0) * (1 - host.fall / 100):
         store.hold(f"only {new['kept_share']:.0%} of the files are as in {last}, less than [hold] fall_percent "
                    "allows", {**before, "changed": True})  # fmt: skip
 
