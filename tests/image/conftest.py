@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import socket
 import stat
@@ -33,6 +34,14 @@ def units_root(top, *trees):
         if path.is_file() and not (system / path.name).exists():
             shutil.copy(path, system)
     return top
+
+
+def as_unit(name):
+    """The command line that runs a command with the capabilities of a unit."""
+    text = (APPLIANCE / "usr" / "lib" / "systemd" / "system" / name).read_text()
+    rights = re.search(r"^CapabilityBoundingSet=(.*)$", text, re.M)[1].lower()
+    names = "".join(f",+{right.removeprefix('cap_')}" for right in rights.split())
+    return ["setpriv", "--no-new-privs", f"--bounding-set=-all{names}"]
 
 
 def state(root, data=True):

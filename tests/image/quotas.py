@@ -15,10 +15,9 @@ import sys
 import traceback
 
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[1] / name) for name in ("image", "lib")]
-from conftest import APPLIANCE, Appliance, Servers, run, same, state  # noqa: E402
+from conftest import APPLIANCE, Appliance, Servers, as_unit, run, same, state  # noqa: E402
 
 DISK, TOP = "/dev/ubda", pathlib.Path("/mnt/quotas")
-UNITS = APPLIANCE / "usr" / "lib" / "systemd" / "system"
 LIMIT = 24 << 20
 # Each byte is summed three times, which takes minutes for the longer one.
 SPARSE = 10_000_000_000 if os.environ.get("ITREE_FULL") else 1_000_000_000
@@ -64,10 +63,8 @@ class Guest(Appliance):
 
     def as_unit(self, unit, *args, ok=(0,)):
         """Run the command with the rights of a unit."""
-        rights = re.search(r"^CapabilityBoundingSet=(.*)$", (UNITS / unit).read_text(), re.M)[1].lower()
-        names = "".join(f",+{name.removeprefix('cap_')}" for name in rights.split())
         env = {**os.environ, "STATE_DIRECTORY": f"{self.top}/state"}
-        return run("setpriv", "--no-new-privs", f"--bounding-set=-all{names}", *self.argv(*args), ok=ok, env=env)[1]
+        return run(*as_unit(unit), *self.argv(*args), ok=ok, env=env)[1]
 
     def night(self, host, ok=(0,)):
         """Back a host up as at night; what the run said."""
@@ -186,6 +183,29 @@ def scenario_older_snapshots(guest):
     same(before, state(old))
     same(state(guest.clients["mx1"]), state(new))
     guest("verify", "mx1", "--all")
+
+
+def scenario_locked_snapshots(guest):
+    """They cannot join a project, and the error says what to do. The rights of the unit suffice to lock them."""
+    lock = "[lock]\ndays = 7\n"
+    guest.limit(lock)
+    (guest.clients["mx1"] / "d").mkdir()
+    os.chown(guest.clients["mx1"] / "d", 1234, 1234)
+    (guest.clients["mx1"] / "d").chmod(0o700)
+    guest.night("mx1")
+    guest.as_unit("backup-lock@.service", "lock", "mx1")
+    guest.limit(lock + SIZE)
+    said = guest.as_unit("backup-prepare@.service", "prepare", "mx1", ok=(1,))
+    assert "locked snapshots cannot be counted for a new [quota]" in said, said
+    guest.limit("[lock]\ndays = 0\n" + SIZE)
+    guest.as_unit("backup-lock@.service", "lock", "mx1")
+    guest.night("mx1")
+    guest.limit(lock + SIZE)
+    guest.as_unit("backup-lock@.service", "lock", "mx1")
+    guest.night("mx1")
+    assert len(guest.good("mx1")) == 3
+    guest.limit("[lock]\ndays = 0\n" + SIZE)
+    guest.as_unit("backup-lock@.service", "lock", "mx1")
 
 
 def scenario_no_quotas(guest):

@@ -182,9 +182,15 @@ def test_overwrite_repairs_a_file_that_rotted(backed, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     appliance("restore", "mx1", "latest", "--to", out)
-    rot(sorted((out / "cur").iterdir())[3])
+    files = sorted((out / "cur").iterdir())
+    rot(files[3])
+    os.utime(files[4])
+    files[5].chmod(0o600 if files[5].stat().st_mode & 0o7 else 0o644)
+    inodes = [f.stat().st_ino for f in files]
     assert "20 files compared and right" in appliance("restore", "mx1", "latest", "--overwrite", "--to", out)
     same(state(mail), state(out))
+    # Files with the right data were not written again.
+    assert [n for n, f in enumerate(files) if f.stat().st_ino != inodes[n]] == [3]
 
 
 def test_restore_onto_the_volume_by_another_name(backed, tmp_path):
@@ -394,6 +400,12 @@ def test_many_names_that_go_at_once_hold_the_old_snapshots(appliance, tmp_path):
         assert "had 104 names in" in said and "has 4 now" in said and "itree-backup accept mx1" in said
     assert appliance.good("mx1")[:1] == full and len(appliance.good("mx1")) == 3
     assert "accept mx1" in appliance("status", ok=(1,))
+    # More has gone: the message says how much, and what it is compared with.
+    shutil.rmtree(mail / "tmp")
+    said = appliance("run", "mx1", ok=(1,))
+    assert f"had 104 names in {full[0].name} and has 3 now" in said
+    assert "has 3 now" in appliance("status", ok=(1,))
+    (mail / "tmp").mkdir()
     # The disk is back.
     (mail / "cur").rmdir()
     mail.with_name("away").rename(mail / "cur")

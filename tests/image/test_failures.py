@@ -625,12 +625,61 @@ def test_two_alarms_of_one_night_are_both_told(backed, hook):
     appliance("verify", ok=(7,))
     appliance("notify", "--failed", env=env)
     (appliance.volume / "mx1" / "ballast").write_bytes(b"x" * (3 << 20))
-    assert "sent within the last 12 hours" in appliance("notify", "--failed", env=env)
+    assert "nothing is worse than in the alarms of the last 12 hours" in appliance("notify", "--failed", env=env)
     appliance.servers.kill("rsync")
     appliance("run", "mx1", ok=(5,))
     appliance("notify", "--failed", env=env)
     assert ["damaged files" in t["message"] for t in hook.got] == [True, True]
     assert "no connection" in hook.got[1]["message"]
+
+
+def test_alarm_is_repeated_when_the_damage_grows(backed, hook):
+    """One damaged file more is news, and so is a second host; the same state again is not."""
+    appliance, *_ = backed
+    appliance.settings(hook.settings)
+    env = {**os.environ, "MONITOR_UNIT": "backup-watch.service", "MONITOR_EXIT_STATUS": "1"}
+    appliance.host("mx2", "rsyncd", appliance.number, "mail")
+    appliance("run", "mx2")
+    files = sorted((appliance.good("mx1")[0] / "cur").iterdir())
+
+    def alarm():
+        appliance("verify", ok=(7,))
+        appliance("notify", "--failed", env=env)
+        return len(hook.got)
+
+    flip(files[0])
+    assert alarm() == 1 and alarm() == 1
+    flip(files[1])
+    assert alarm() == 2 and "2 damaged files" in hook.got[1]["message"]
+    assert alarm() == 2
+    flip(sorted((appliance.good("mx2")[0] / "cur").iterdir())[0])
+    assert alarm() == 3 and hook.got[2]["message"].count(" damaged files") == 2
+    assert alarm() == 3
+
+
+def test_alarm_counts_as_sent_only_when_it_is_delivered(backed, hook):
+    """An alarm that waits for delivery is not doubled; one that is lost before its delivery is made again."""
+    appliance, *_ = backed
+    appliance.settings(hook.settings)
+    env = {**os.environ, "MONITOR_UNIT": "backup-watch.service"}
+    flip(sorted((appliance.good("mx1")[0] / "cur").iterdir())[0])
+    appliance("verify", ok=(7,))
+    hook.answers[:] = [503, 503]
+    assert "it is kept" in appliance("notify", "--failed", env=env, ok=(1,))
+    assert "nothing is worse" in appliance("notify", "--failed", env=env)
+    outbox = appliance.top / "state" / "outbox"
+    (waiting,) = outbox.iterdir()
+    waiting.unlink()
+    assert "it is kept" in appliance("notify", "--failed", env=env, ok=(1,))
+    assert not hook.got
+    assert "delivered: " in appliance("notify", "--pending")
+    assert "1 damaged files" in hook.got[0]["message"]
+    assert "nothing is worse" in appliance("notify", "--failed", env=env)
+    # What was sent cannot be noted: the alarm goes out all the same, and again.
+    (outbox / "sent.json").unlink()
+    (outbox / "sent.json").mkdir()
+    assert "cannot note what was reported" in appliance("notify", "--failed", env=env)
+    assert len(hook.got) == 2
 
 
 def test_alarm_never_says_all_is_well(backed, hook):
@@ -679,7 +728,8 @@ def test_host_file_that_cannot_be_a_host(appliance, tmp_path):
         bad = appliance.conf / "hosts.d" / name
         bad.touch()
         assert name in appliance("status", ok=(1,))
-        assert json.loads(appliance("status", "--json", ok=(1,)))["misnamed"] == [str(bad)]
+        problem = json.loads(appliance("status", "--json", ok=(1,)))["problems"][0]
+        assert str(bad) in problem and problem in appliance("status", ok=(1,))
         assert name in appliance("setup", "--no-timers", ok=(2,))
         bad.unlink()
 

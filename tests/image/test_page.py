@@ -2,6 +2,7 @@
 """The status page, served as its unit serves it: what it shows, and what it never does."""
 
 import base64
+import html
 import http.client
 import json
 import os
@@ -200,9 +201,21 @@ def test_status_and_page_agree(page, mx1, appliance):
     """The page decides nothing itself: what it says of hosts is what status says."""
     appliance.servers.kill("rsync")
     appliance("run", "mx1", ok=(5,))
-    said = json.loads(appliance("status", "--json", ok=(1,)))["hosts"]
-    assert json.loads(page.text("/status.json")) == said
-    assert not said["mx1"]["well"]
+    (appliance.conf / "hosts.d" / "no good.conf").write_text("")
+    appliance.settings("[status]\nwarn_free_percent = 90\n[quota]\nsize = 0\n")
+    (appliance.volume / "ballast").write_bytes(bytes(64 << 20))
+    said = json.loads(appliance("status", "--json", ok=(1,)))
+    shown = json.loads(page.text("/status.json"))
+    for one in (said, shown):
+        for number in ("free_bytes", "free_percent", "free_inodes_percent"):
+            one.pop(number)
+    assert shown == said
+    assert not said["well"] and not said["hosts"]["mx1"]["well"]
+    lines = [*said["problems"], *said["hosts"]["mx1"]["problems"]]
+    assert len(said["problems"]) == 2 and "warn_free_percent" in said["problems"][1]
+    where = {"page": html.unescape(page.text("/")), "status": appliance("status", ok=(1,)),
+             "console": appliance("console")}  # fmt: skip
+    assert not [(place, line) for place, text in where.items() for line in lines[:3] if line not in text]
     text = page.text("/metrics")
     assert text.endswith("# EOF\n") and 'itree_backup_last_run_success{host="mx1"} 0' in text
     assert text.count("# TYPE itree_backup_snapshots gauge") == 1

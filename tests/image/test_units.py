@@ -14,6 +14,7 @@ UNITS = APPLIANCE / "usr" / "lib" / "systemd" / "system"
 EXPOSURE = {
     "backup@.service": 3.0,
     "backup-prepare@.service": 2.0,
+    "backup-lock@.service": 2.0,
     "backup-failure@.service": 3.2,
     "backup-alarm.service": 3.2,
     "backup-notify.service": 3.2,
@@ -154,6 +155,27 @@ def test_the_page_has_a_root_of_its_own():
     assert service["User"] == [user]
     shown = " ".join(service["BindReadOnlyPaths"])
     assert "BindPaths" not in service and "ssh" not in shown and "/etc/itree-backup " not in f"{shown} "
+
+
+def test_whatever_reads_the_volume_is_in_the_idle_class():
+    """Runs, verification and checks are in the slice, and wait for other readers of the disk."""
+    units = {p.name: section(p)["Service"] for p in UNITS.glob("*.service")}
+    inside = {name for name, service in units.items() if service.get("Slice") == ["backup.slice"]}
+    assert inside >= {"backup@.service", "backup-verify.service", "itree-check.service"}
+    assert {name for name, service in units.items() if service.get("IOSchedulingClass") == ["idle"]} >= inside
+    rules = (UNITS.parents[1] / "udev" / "rules.d" / "60-itree-backup.rules").read_text()
+    assert 'ATTR{queue/scheduler}="mq-deadline"' in rules
+
+
+def test_one_unit_alone_unlocks_snapshots():
+    """It starts after each run, whatever its outcome."""
+    for path in UNITS.glob("*.service"):
+        (bound,) = section(path)["Service"].get("CapabilityBoundingSet", [""])
+        assert bound, f"{path.name} has all capabilities"
+        unlocks = ("CAP_LINUX_IMMUTABLE" in bound) != bound.startswith("~")
+        assert unlocks == (path.name == "backup-lock@.service"), path.name
+    unit = section(UNITS / "backup@.service")["Unit"]
+    assert "backup-lock@%i.service" in unit["OnSuccess"] and "backup-lock@%i.service" in unit["OnFailure"]
 
 
 def test_timers():

@@ -204,6 +204,9 @@ def test_version_that_panics_is_left_by_itself(booted):
     assert versions(booted) == {V2: "runs now", V3: "does not boot: given up"}
     booted("systemctl start itree-appliance-check")
     assert f"version {V3} of the appliance does not boot" in booted("itree-backup status", ok=(0, 1))
+    mounted(booted)
+    assert "was given up" in booted("itree-appliance update --from /mnt/panics")
+    assert versions(booted) == {V2: "runs now", V3: "does not boot: given up"}
     assert facts(booted) == before
 
 

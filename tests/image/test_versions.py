@@ -2,9 +2,11 @@
 """The image's own parts, without booting it: the command for its versions, its partitions, its units."""
 
 import configparser
+import contextlib
 import json
 import os
 import re
+import subprocess
 
 import pytest
 import treebuild as tb
@@ -95,7 +97,7 @@ def test_status_tells_what_each_version_is(command, capsys):
     assert json.loads(capsys.readouterr().out)["installed"][0] == {"version": "0.2", "tries": None, "runs": True}
 
 
-def test_version_that_was_given_up_is_told_by_status(command, monkeypatch, tmp_path):
+def test_version_that_was_given_up_is_told_by_status(command, monkeypatch, tmp_path, capsys):
     """check-boot notes it where itree-backup looks for trouble, and takes the note back when there is none."""
     monkeypatch.setattr(command, "TROUBLE", tmp_path / "state" / "version-trouble")
     monkeypatch.setattr(command, "UNITS", ())
@@ -105,8 +107,12 @@ def test_version_that_was_given_up_is_told_by_status(command, monkeypatch, tmp_p
     (said,) = setup.problems(tmp_path)
     assert "version 0.3 of the appliance does not boot" in said and "0.2 runs" in said
     (command.KERNELS / "itree-backup_0.3+0-3.efi").unlink()
+    # The last try of the version that runs is not over.
+    (command.KERNELS / "itree-backup_0.2+0-3.efi").touch()
     command.check_boot(None)
     assert setup.problems(tmp_path) == []
+    command.status(type("args", (), {"json": False}))
+    assert capsys.readouterr().out == "0.2  runs now, not proved yet, 0 tries left\n"
 
 
 def test_version_on_trial_that_does_not_work_is_left(command, monkeypatch, tmp_path):
@@ -122,6 +128,68 @@ def test_version_on_trial_that_does_not_work_is_left(command, monkeypatch, tmp_p
     with pytest.raises(command.ApplianceError):
         command.check_boot(None)
     assert called == [("systemctl", "reboot")]
+
+
+class Source:
+    """Stands in for systemd-sysupdate and its source: the version on offer, the calls, what the ESP holds meanwhile."""
+
+    def __init__(self, command, monkeypatch):
+        self.command, self.offers, self.calls, self.newest = command, None, [], []
+        monkeypatch.setattr(command, "sysupdate", self)
+        monkeypatch.setattr(command, "writable", contextlib.nullcontext)
+
+    def __call__(self, *words, **_):
+        self.calls.append(words)
+        # As systemd-sysupdate does it: versions that are no newer than an installed kernel's are not offered.
+        kernels = [p.stem.removeprefix("itree-backup_").partition("+")[0] for p in self.command.KERNELS.glob("*.efi")]
+        new = self.offers and all(self.offers > kernel for kernel in kernels)
+        if words[0] == "update":
+            (self.command.KERNELS / f"itree-backup_{words[1]}+3.efi").touch()
+            return subprocess.CompletedProcess(words, 0)
+        if self.offers is False:
+            return subprocess.CompletedProcess(words, 1, "", "no such host")
+        said = json.dumps({"available": self.offers if new else None}) + "\n"
+        return subprocess.CompletedProcess(words, 0 if new else 1, said, "")
+
+    def update(self, **given):
+        args = {"source": "https://example.org/", "check": False, "again": False, "reboot": False, **given}
+        return self.command.update(type("args", (), args))
+
+
+@pytest.fixture
+def offered(command, monkeypatch):
+    (command.KERNELS / "itree-backup_0.2.efi").touch()
+    return Source(command, monkeypatch)
+
+
+def test_source_is_asked_once_whether_it_has_a_newer_version(command, offered, capsys):
+    assert offered.update(check=True) == command.NOTHING
+    assert "0.2 is the newest" in capsys.readouterr().out
+    offered.offers = "0.3"
+    assert offered.update(check=True) == command.DONE
+    assert "has 0.3; 0.2 runs" in capsys.readouterr().out
+    assert len(offered.calls) == 2
+    assert offered.update() == command.DONE
+    assert offered.calls[2:] == [("--json=short", "check-new"), ("update", "0.3")]
+    offered.offers = False
+    with pytest.raises(command.ApplianceError, match="could not be read:\nno such host"):
+        offered.update()
+
+
+def test_version_that_was_given_up_keeps_no_other_out(command, offered, capsys):
+    """It is not installed again by itself, and does not count as the newest installed one."""
+    (command.KERNELS / "itree-backup_0.4+0-3.efi").touch()
+    offered.offers = "0.4"
+    assert offered.update(check=True) == command.NOTHING
+    assert "has 0.4, which did not boot here" in capsys.readouterr().out
+    assert offered.update() == command.DONE and offered.calls[-1][-1] == "check-new"
+    assert dict(command.installed()) == {"0.2": None, "0.4": 0}
+    assert offered.update(again=True) == command.DONE and offered.calls[-1] == ("update", "0.4")
+    assert dict(command.installed()) == {"0.2": None, "0.4": 3}
+    (command.KERNELS / "itree-backup_0.4+3.efi").rename(command.KERNELS / "itree-backup_0.4+0-3.efi")
+    offered.offers = "0.3"
+    assert offered.update() == command.DONE and offered.calls[-1] == ("update", "0.3")
+    assert dict(command.installed()) == {"0.2": None, "0.3": 3}
 
 
 def test_reset_wants_a_yes(command):

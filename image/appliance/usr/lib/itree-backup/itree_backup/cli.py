@@ -9,7 +9,22 @@ import pathlib
 import signal
 import sys
 
-from . import client, config, configcopy, console, outbox, quota, report, restore, retention, run, setup, sync
+from . import (
+    client,
+    config,
+    configcopy,
+    console,
+    hooks,
+    outbox,
+    quota,
+    report,
+    restore,
+    retention,
+    run,
+    setup,
+    sync,
+    timelock,
+)
 from . import store as store_
 from .errors import BUSY, DAMAGED, USAGE, BackupError, Interrupted
 from .store import Store, stores
@@ -84,6 +99,9 @@ def parser():
     made = add("prune", "remove snapshots that retention does not keep")
     made.add_argument("-n", "--dry-run", action="store_true", help="list them, remove none")
     made.add_argument("--remove", metavar="SNAPSHOT", help="remove this one (its full name), whatever [keep] says")
+    made = add("lock", "lock young snapshots against removal, unlock old ones ([lock])", host=False)
+    made.add_argument("host", metavar="HOST", nargs="?", help="default: all hosts")
+    add_wait(made)
     add("accept", "accept that many names disappeared at once, and let pruning go on")
     add("discard", "remove what interrupted runs left")
     made = add("status", "show the state of all hosts; exit code 1 if one is not well", host=False)
@@ -135,6 +153,8 @@ def cmd_list(base, args):
         for name in store.every():
             record = store.record(name)
             notes = "damaged" if record.get("damaged") else ", ".join(stay.get(name, ["not kept"] if keep else []))
+            if timelock.locked(store, name):
+                notes = ", ".join(filter(None, (notes, "locked")))
             print(f"{store.name:20} {name:25}  {record.get('names', '?'):>9} names {record.get('new_files', '?'):>9} "
                   f"new {record.get('new_bytes', 0) >> 20:>8} MiB  {notes}")  # fmt: skip
         for name in store.names(".partial"):
@@ -160,6 +180,7 @@ def cmd_forget(base, args):
         print(f"{store.name}: {'removing' if args.yes else 'would remove'} {len(names)} snapshots"
               + f", {names[0]} to {names[-1]}" * bool(names))  # fmt: skip
         if args.yes:
+            timelock.refuse_locked(store, names)
             store.forget(lambda name: run.say(f"{store.name}: removed {name}"))
             report.unpublish(store)
             return
@@ -238,6 +259,7 @@ def cmd_prune(base, args):
                 raise BackupError(f"{store.name}: there is no snapshot with the full name '{args.remove}'")
             if store.snapshots() == [args.remove]:
                 raise BackupError(f"{store.name}: {args.remove} is the only good snapshot; it is not removed", USAGE)
+            timelock.refuse_locked(store, [args.remove])
             store.remove(args.remove)
             print(f"{store.name}: removed {args.remove}")
         return
@@ -250,6 +272,19 @@ def cmd_prune(base, args):
         gone = retention.prune(store, host.keep, run.say)
         run.finish(store, {**store.status(), "prune_message": ""})
     print(f"{store.name}: {len(gone)} removed, {len(store.snapshots())} kept")
+
+
+def cmd_lock(base, args):
+    for store in stores(base, args.host):
+        try:
+            days = config.host(base, store.name).lock if store.name in config.hosts(base) else base.lock
+        except BackupError as err:
+            # The run has failed, and has said so.
+            print(f"{err}\n{store.name}: locks stay as they are", file=sys.stderr)
+            continue
+        if store.path.is_dir():
+            with store.lock(args.wait):
+                timelock.settle(store, days, run.say)
 
 
 def cmd_accept(base, args):
@@ -272,34 +307,13 @@ def cmd_discard(base, args):
 
 
 def cmd_status(base, args):
-    healths = report.healths(base, stores(base, args.host))
-    if args.json:
-        space, percent, inodes = store_.free(base.volume)
-        misnamed, wrong = config.misnamed(base), setup.problems(base.conf)
-        hosts = {one.store.name: report.facts(one) for one in healths}
-        print(json.dumps({"volume": str(base.volume), "free_bytes": space, "free_percent": round(percent, 2),
-                          "free_inodes_percent": round(inodes, 2), "hosts": hosts,
-                          "misnamed": misnamed, "setup": wrong}, indent=1))  # fmt: skip
-        return 0 if all(h.well for h in healths) and not (misnamed or wrong) else 1
-    lines, well = status_lines(base, healths)
-    print("\n".join(lines))
-    if well and args.beat and base.heartbeat:
+    state = report.state(base, args.host)
+    print(json.dumps(state.facts(), indent=1) if args.json else "\n".join(state.lines()))
+    if state.well and args.beat and base.heartbeat:
         missed = outbox.beat(base.heartbeat)
         if missed:
             print(missed, file=sys.stderr)
-    return 0 if well else 1
-
-
-def status_lines(base, healths):
-    """What status says of these hosts and the volume, as lines, and whether all is well."""
-    lines = [report.overview(one) for one in healths] or [report.NO_HOSTS]
-    problems = report.other_problems(base)
-    lines += problems
-    space, percent, inodes = store_.free(base.volume)
-    short = report.short_of_space(base, percent, inodes)
-    lines.append(f"{base.volume}: {space >> 20} MiB free ({percent:.0f} %), {inodes:.0f} % of the inodes" +
-                 f": less than warn_free_percent, {base.warn_free:g}" * short)  # fmt: skip
-    return lines, all(one.well for one in healths) and not (short or problems)
+    return 0 if state.well else 1
 
 
 def cmd_notify(base, args):
@@ -313,21 +327,23 @@ def cmd_notify(base, args):
     if args.host:
         print(report.notify(Store(base, args.host), args.failed))
         return
-    message = args.message
+    message, problems = args.message, {}
     if not message:
         try:
-            message = "\n".join(status_lines(base, report.healths(base, stores(base)))[0])
+            state = report.state(base)
+            message, problems = "\n".join(state.lines()), state.amounts()
         except (BackupError, OSError) as err:
             # A missing volume is itself what must be reported.
-            message = str(err)
+            message, problems = str(err), {str(err): 0}
     subject = "backups want attention"
     if args.failed:
-        message = f"{report.failed_unit() or 'a unit'} has failed.\n\n{message}"
+        unit = report.failed_unit() or "a unit"
+        message, problems = f"{unit} has failed.\n\n{message}", {unit: 0, **problems}
         # The watch runs every hour; a lasting problem must not send a message each time.
-        if outbox.told_lately(subject, message):
-            print(f"{subject}: the same alarm was sent within the last 12 hours")
+        if not outbox.news(problems):
+            print(f"{subject}: nothing is worse than in the alarms of the last 12 hours")
             return
-    print(report.tell(base, subject, message + "\n", {"message": message}))
+    print(report.tell(base, subject, message + "\n", {"message": message}, problems if args.failed else None))
 
 
 def cmd_password(base, args):
@@ -370,7 +386,11 @@ def finish_setup(conf, args, wrong):
     names = config.hosts(base)
     for name in names:
         try:
-            config.host(base, name)
+            host = config.host(base, name)
+            if hooks.wanted(host):
+                setup.make_key(base.conf, hooks.KEY)
+                print(f"for {client.authorized_file(host)} of {name}, so that it runs [host] before and after:\n"
+                      f"{hooks.authorized(base, host)}")  # fmt: skip
         except BackupError as err:
             wrong.append(str(err))
     if not args.no_timers:

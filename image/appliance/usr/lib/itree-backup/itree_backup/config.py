@@ -20,6 +20,8 @@ NAME_RULE = "letters, digits, dot, minus and underscore, at most 63, and the fir
 # Only characters that neither a remote shell nor rsync interprets.
 ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*|[0-9A-Fa-f:]+:[0-9A-Fa-f:.]*")
 USER = re.compile(r"[a-z_][a-z0-9_.-]*")
+# A program on the client and its arguments, without characters that a shell interprets.
+HOOK = re.compile(r"/[A-Za-z0-9._/+=:,@-]+( [A-Za-z0-9._/+=:,@-]+)*")
 SMALLEST_QUOTA = 1 << 20  # bytes
 LISTS = ("paths", "exclude")  # keys whose value is a list, one a line
 GLOBAL = {
@@ -29,14 +31,16 @@ GLOBAL = {
     "metrics": {"directory"},
     "status": {"max_age_hours", "warn_free_percent"},
     "hold": {"fall_percent"},
+    "lock": {"days"},
     "verify": {"cycle_days", "checksum_days"},
     "quota": {"size", "inodes"},
 }
 PER_HOST = {
     "host": {"address", "port", "method", "user", "paths", "exclude", "bandwidth", "compress", "timeout",
-             "one_file_system", "password_file", "heartbeat"},
+             "one_file_system", "password_file", "heartbeat", "before", "after", "hook_timeout"},
     "keep": GLOBAL["keep"],
     "hold": GLOBAL["hold"],
+    "lock": GLOBAL["lock"],
     "verify": {"checksum_days"},
     "quota": GLOBAL["quota"],
 }  # fmt: skip
@@ -72,13 +76,15 @@ class Settings:
     cycle: int  # days within which each file of each snapshot is read again
     checksum: int  # days after which a run compares by checksums; 0 is never
     quota: Limits
+    lock: int  # days for which a snapshot is locked
 
 
 @dataclasses.dataclass
 class Host:
     """One client. bandwidth is in KiB/s (0: no limit), timeout in seconds without a byte.
 
-    method: ssh or rsyncd, or local for a snapshot on this machine (never in a host's file).
+    method: ssh or rsyncd, or local for a snapshot on this machine (never in a host's file). before, after: commands
+    that the client runs; hook_timeout: seconds that each of them may take.
     """
 
     name: str
@@ -98,6 +104,10 @@ class Host:
     heartbeat: str
     checksum: int
     quota: Limits = Limits()
+    lock: int = 0
+    before: str = ""
+    after: str = ""
+    hook_timeout: int = 3600
 
 
 def check_name(name):
@@ -216,6 +226,10 @@ def checksum_of(path, values, default):
     return Values(path, "verify", values).number("checksum_days", default, 0, 10000)
 
 
+def lock_of(path, values, default):
+    return Values(path, "lock", values).number("days", default, 0, 10000)
+
+
 def quota_of(path, values, default):
     section = Values(path, "quota", values)
     size = section.size("size", default.size)
@@ -257,6 +271,7 @@ def settings(conf):
         cycle=Values(path, "verify", found.get("verify", {})).number("cycle_days", 28, 2, 10000),
         checksum=checksum_of(path, found.get("verify", {}), 0),
         quota=quota_of(path, found.get("quota", {}), Limits()),
+        lock=lock_of(path, found.get("lock", {}), 0),
     )
 
 
@@ -298,6 +313,10 @@ def parse_host(base, name, path, text=None):
     if method not in ("ssh", "rsyncd"):
         values.wrong("method", "ssh or rsyncd")
     check_paths(path, values, method, values.lines("paths"))
+    program = "the absolute path of a program on the client, with plain words as arguments: more belongs into a script"
+    hooks = {key: values.word(key, "", HOOK, program) for key in ("before", "after")}
+    for key in (key for key, command in hooks.items() if command and method != "ssh"):
+        values.wrong(key, "possible with method = rsyncd: see 'pre-xfer exec' in rsyncd.conf(5) on the client")
     return Host(
         name=name,
         address=values.word("address", name, ADDRESS, "a host name or address"),
@@ -316,6 +335,9 @@ def parse_host(base, name, path, text=None):
         heartbeat=values.web_address("heartbeat"),
         checksum=checksum_of(path, found.get("verify", {}), base.checksum),
         quota=quota_of(path, found.get("quota", {}), base.quota),
+        lock=lock_of(path, found.get("lock", {}), base.lock),
+        hook_timeout=values.number("hook_timeout", 3600, 1, 86400),
+        **hooks,
     )
 
 

@@ -4,7 +4,7 @@
 import json
 import pathlib
 
-from . import config, report, setup, store
+from . import config, report, setup
 from .errors import BackupError
 
 PAGE_PORT = 8443  # as in itree-backup-page.socket
@@ -43,13 +43,15 @@ def lines(base):
     if HOST_KEY.exists():
         found.append(f"ssh host key: {setup.call('ssh-keygen', '-l', '-f', HOST_KEY).split()[1]}")
     found += page_lines(base.conf)
-    names = config.hosts(base)
-    if not names:
-        return [*found, report.NO_HOSTS]
     try:
-        healths = report.healths(base, store.stores(base))
+        state = report.state(base)
     except (BackupError, OSError) as err:
-        return [*found, f"backup volume: {err}"]
+        found += [*map(str, report.machine_problems(base)), f"backup volume: {err}"]
+        return found if config.hosts(base) else [*found, report.NO_HOSTS]
+    found += [str(problem) for problem in state.others]
+    healths = state.healths
+    if not healths:
+        return [*found, report.NO_HOSTS]
     unwell = [one for one in healths if not one.well]
     found.append(f"hosts:        {len(healths) - len(unwell)} of {len(healths)} well" + ":" * bool(unwell))
     found += [f"  {one.store.name}: {one.problems[0]}" for one in unwell[:5]]

@@ -2,16 +2,16 @@
 """Messages are kept until they have been delivered: a webhook that answers 503 once must not lose an alarm."""
 
 import json
-import re
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
 
-from .store import state_directory, write_file
+from .store import read_json, state_directory, write_file
 
 MOST = 1000  # messages kept; beyond that, the oldest are dropped
-AGAIN = 12 * 3600  # seconds before the same alarm is sent again
+AGAIN = 12 * 3600  # seconds before an alarm reports the same problem again
 SENT = "sent.json"
 
 
@@ -20,26 +20,38 @@ def directory():
     return state_directory() / "outbox"
 
 
-def same_alarm(text):
-    """The part of an alarm that identifies it: its text without numbers, which are ages and sizes."""
-    return re.sub(r"\d+(\.\d+)?( (d|h|min|s|MiB)\b)?", "#", text)
+def reported(now):
+    """The problems that were reported within AGAIN seconds before now: {kind: [time, amount]}."""
+    sent = read_json(directory() / SENT)
+    return {kind: one for kind, one in sent.items() if isinstance(one, list) and now - AGAIN < one[0] <= now}
 
 
-def told_lately(subject, text, now=None):
-    """Return whether this alarm was sent within AGAIN seconds. If not, note that it is sent now."""
-    now = now or time.time()
-    path = directory() / SENT
+def news(problems):
+    """Return the kinds of problems that no recent alarm has reported, or that have grown since.
+
+    problems: {kind: amount}. An alarm that waits for delivery counts, too: it is not lost.
+    """
+    now, known = time.time(), {}
+    waiting = [read_json(path) for path in pending()]
+    for kind, (_, amount) in reported(now).items():
+        known[kind] = amount
+    for message in waiting:
+        if now - AGAIN < message.get("at", 0) <= now:
+            for kind, amount in message.get("problems", {}).items():
+                known[kind] = max(amount, known.get(kind, amount))
+    return [kind for kind, amount in problems.items() if kind not in known or amount > known[kind]]
+
+
+def note(problems):
+    """Note that an alarm about these problems, as in news(), has been delivered now."""
+    now = time.time()
     try:
-        sent = json.loads(path.read_text())
-        sent = {k: t for k, t in sent.items() if now - AGAIN < t <= now}
-    except (OSError, ValueError, AttributeError, TypeError):
-        sent = {}
-    key = same_alarm(f"{subject}\n{text}")
-    if key in sent:
-        return True
-    directory().mkdir(parents=True, exist_ok=True)
-    write_file(path, json.dumps({**sent, key: now}) + "\n")
-    return False
+        directory().mkdir(parents=True, exist_ok=True)
+        sent = {**reported(now), **{kind: [now, amount] for kind, amount in problems.items()}}
+        write_file(directory() / SENT, json.dumps(sent) + "\n")
+    except OSError as err:
+        # The alarm has been delivered. It will be sent again, which is better than none.
+        print(f"{directory() / SENT}: cannot note what was reported: {err.strerror}", file=sys.stderr)
 
 
 def by_mail(base, message):
@@ -93,6 +105,9 @@ def deliver(base, message):
             message["ways"].remove(way)
         except (OSError, ValueError, subprocess.TimeoutExpired) as err:
             wrong.append(f"{way} {address(base)}: {err}" if way == "mail" else f"{way}: {err}")
+    # Only now: an alarm noted before would be lost in a crash.
+    if done and message.get("problems"):
+        note(message["problems"])
     return done, wrong
 
 
@@ -108,12 +123,13 @@ def beat(address):
         return f"heartbeat: {err}"
 
 
-def put(base, subject, text, facts):
-    """Store a message and try to send it.
+def put(base, subject, text, facts, problems=None):
+    """Store a message and try to send it. problems: as in news(), if the message is an alarm about them.
 
     Returns two lists of lines, what was sent and what failed, and whether the message is stored for later.
     """
-    message = {"subject": subject, "text": text, "facts": facts, "ways": [w for w in WAYS if WAYS[w][1](base)]}
+    message = {"subject": subject, "text": text, "facts": facts, "ways": [w for w in WAYS if WAYS[w][1](base)],
+               "problems": problems or {}, "at": time.time()}  # fmt: skip
     path = directory() / f"{time.time_ns()}.json"
     kept = False
     if message["ways"]:

@@ -155,13 +155,10 @@ def next_runs():
 
 def overview():
     base = flask.g.base
-    healths = report.healths(base, store_.stores(base))
-    space, percent, inodes = store_.free(base.volume)
+    state = report.state(base)
     return flask.render_template(
-        "overview.html", healths=healths, problems=report.other_problems(base), space=space, percent=percent,
-        inodes=inodes, short=report.short_of_space(base, percent, inodes), base=base, now=time.time(),
-        days=report.forecast(healths, space, time.time()), next=next_runs(), trend=trend,
-        pending=len(outbox.pending()),
+        "overview.html", state=state, now=time.time(), days=report.forecast(state.healths, state.space, time.time()),
+        next=next_runs(), trend=trend, pending=len(outbox.pending()),
     )  # fmt: skip
 
 
@@ -172,9 +169,7 @@ def trend(health):
 
 
 def status():
-    base = flask.g.base
-    healths = report.healths(base, store_.stores(base))
-    return flask.jsonify({h.store.name: report.facts(h) for h in healths})
+    return flask.jsonify(report.state(flask.g.base).facts())
 
 
 def metrics():

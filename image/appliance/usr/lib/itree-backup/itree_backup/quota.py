@@ -150,6 +150,9 @@ def settle(store, limits):
             print(f"{store.name}: counting what is there for its quota", flush=True)
             take_in(store, project)
     except OSError as err:
+        if err.errno == errno.EPERM:
+            raise BackupError(f"{store.name}: locked snapshots cannot be counted for a new [quota]: set [lock] days "
+                              f"= 0, run 'itree-backup lock {store.name}', and set it back after the next run") from err
         if err.errno not in (errno.ENOTTY, errno.EOPNOTSUPP):
             raise
         raise BackupError(f"{store.base.volume} has no project quotas, which [quota] of {store.name} needs. "

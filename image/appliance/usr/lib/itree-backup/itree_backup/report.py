@@ -4,12 +4,13 @@
 import dataclasses
 import datetime
 import os
+import re
 import statistics
 import time
 
 from . import config, outbox, quota, setup
 from . import store as store_
-from .errors import NAMES, BackupError
+from .errors import GAPS, NAMES, BackupError
 
 # Precedes the name of a file in hosts.d that cannot be the name of a host.
 MISNAMED = "not backed up, because its name cannot be a host's:"
@@ -101,12 +102,33 @@ def age(seconds):
     return f"{seconds:.0f} s"
 
 
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Something that is wrong, with a host or the machine.
+
+    kind: identifies it; unlike the text, it does not change with ages and sizes. amount: if it grows, the problem has
+    become worse, and an alarm reports it again.
+    """
+
+    kind: str
+    text: str
+    amount: int = 0
+
+    def __str__(self):
+        return self.text
+
+
+def without_numbers(text):
+    """A message without its numbers, which change from run to run."""
+    return re.sub(r"\d+(\.\d+)?", "#", text)
+
+
 @dataclasses.dataclass
 class Health:
     """The state of a host. It alone decides whether the host is well; status, page, metrics and alarms read it.
 
     state: as in status.json, or "interrupted", "retired"; good, with_gaps, partial: names, oldest first; records: the
-    record of each snapshot, by name; age: seconds since the newest good one; problems: lines, none if all is well;
+    record of each snapshot, by name; age: seconds since the newest good one; problems: Problems, none if all is well;
     usage: a quota.Usage, or None.
     """
 
@@ -151,24 +173,88 @@ def health(store, now, max_age, configured=True):
         state = "retired"
     else:
         if state not in ("ok", "running"):
-            problems.append(status.get("message", "") if state != "interrupted" else "the run was cut off")
+            text = "the run was cut off" if state == "interrupted" else first_line(status.get("message", ""))
+            amount = status.get("gaps", 0) if state == NAMES[GAPS] else 0
+            # A run that never was has no message, and is reported as the missing snapshot.
+            if text or state != "never run":
+                text = text or "the last run failed; see the journal"
+                problems.append(Problem(f"{state}: {without_numbers(text)}", text, amount))
         if age_ is None:
-            problems.append("no good snapshot")
+            problems.append(Problem("no good snapshot", "no good snapshot"))
         elif age_ > max_age * 3600:
-            problems.append(f"newest good snapshot is older than {max_age:g} h")
+            problems.append(Problem("old", f"newest good snapshot is older than {max_age:g} h"))
     usage = quota.usage(store) if store.path.is_dir() else None
     made = Health(store, configured, status, state, good, with_gaps, partial, records, age_, problems, usage)
     if usage and configured and usage.percent > 100 - store.base.warn_free:
-        problems.append(f"{quota.text_of(usage)} are used ([quota])")
+        problems.append(Problem("quota", f"{quota.text_of(usage)} are used ([quota])", int(usage.percent)))
     if made.damaged:
-        problems.append(f"{made.damaged} damaged files")
-    if status.get("prune_message") and configured:
-        problems.append(status["prune_message"])
-    made.problems = [p.splitlines()[0] for p in problems if p]
-    # A failure without a message still counts.
-    if problems and not made.problems:
-        made.problems = ["the last run failed; see the journal"]
+        problems.append(Problem("damaged", f"{made.damaged} damaged files", made.damaged))
+    for kind in ("hook", "prune") if configured else ():
+        text = first_line(status.get(f"{kind}_message", ""))
+        if text:
+            problems.append(Problem(f"{kind}: {without_numbers(text)}", text))
     return made
+
+
+def first_line(text):
+    return text.partition("\n")[0]
+
+
+@dataclasses.dataclass
+class State:
+    """The state of the hosts and of the machine. Status, page, console and alarms all show this one.
+
+    others: Problems that belong to no host; space: free bytes; percent, inodes: how much of them is free.
+    """
+
+    base: config.Settings
+    healths: list
+    others: list
+    space: int
+    percent: float
+    inodes: float
+
+    @property
+    def well(self):
+        return not self.others and all(one.well for one in self.healths)
+
+    def amounts(self):
+        """All problems as {kind: amount}; the kinds of a host's begin with its name."""
+        found = {f"{one.store.name}: {p.kind}": p.amount for one in self.healths for p in one.problems}
+        return found | {p.kind: p.amount for p in self.others}
+
+    def lines(self):
+        """What status prints."""
+        found = [overview(one) for one in self.healths] or [NO_HOSTS]
+        return [*found, *map(str, self.others), f"{self.base.volume}: {self.space >> 20} MiB free "
+                f"({self.percent:.0f} %), {self.inodes:.0f} % of the inodes"]  # fmt: skip
+
+    def facts(self):
+        """Everything as a dictionary, for programs."""
+        return {"volume": str(self.base.volume), "free_bytes": self.space, "free_percent": round(self.percent, 2),
+                "free_inodes_percent": round(self.inodes, 2), "well": self.well,
+                "problems": [str(p) for p in self.others],
+                "hosts": {one.store.name: facts(one) for one in self.healths}}  # fmt: skip
+
+
+def machine_problems(base):
+    """The Problems that belong to no host and not to the volume."""
+    lines = [f"{MISNAMED} {path}" for path in config.misnamed(base)]
+    lines += [f"set-up: {line}" for line in setup.problems(base.conf)]
+    return [Problem(line, line) for line in lines]
+
+
+def state(base, name=None):
+    """The State of all hosts, or of one of them. Raises BackupError."""
+    found = healths(base, store_.stores(base, name))
+    space, percent, inodes = store_.free(base.volume)
+    others = machine_problems(base)
+    least = min(percent, inodes)
+    if least < base.warn_free:
+        text = f"{base.volume} has less free than warn_free_percent, {base.warn_free:g}"
+        # Each percent less is worse.
+        others.append(Problem("space", text, int(base.warn_free - least)))
+    return State(base, found, others, space, percent, inodes)
 
 
 def healths(base, found):
@@ -181,19 +267,8 @@ def facts(one):
     """A Health as a dictionary, for programs."""
     return {**one.status, "damaged_files": one.damaged, "snapshots": one.good, "with_gaps": one.with_gaps,
             "partial": one.partial, "retired": not one.configured, "well": one.well,
+            "problems": [str(p) for p in one.problems],
             "quota": one.usage and dataclasses.asdict(one.usage)}  # fmt: skip
-
-
-def other_problems(base):
-    """Problems that belong to no host, as lines."""
-    return [f"{MISNAMED} {path}" for path in config.misnamed(base)] + [
-        f"set-up: {p}" for p in setup.problems(base.conf)
-    ]
-
-
-def short_of_space(base, percent, inodes):
-    """Whether so much free space and so many free inodes, in percent, are less than warn_free_percent."""
-    return min(percent, inodes) < base.warn_free
 
 
 def overview(one):
@@ -202,7 +277,7 @@ def overview(one):
     line = f"{one.store.name:20} {one.state:12} {len(one.good):4} good  newest {last}"
     line += f"  {len(one.with_gaps)} with gaps" * bool(one.with_gaps)
     line += f"  quota {quota.text_of(one.usage)}" if one.usage else ""
-    return "\n    ".join([line, *one.problems])
+    return "\n    ".join([line, *map(str, one.problems)])
 
 
 def forecast(healths, free, now, days=30):
@@ -260,9 +335,12 @@ def notify(store, failed=False):
     return tell(store.base, f"backup of {store.name}: {state}", text, facts)
 
 
-def tell(base, subject, text, facts):
-    """Send a text by mail, facts by webhook. Returns what was done; raises BackupError if somebody was not reached."""
-    done, wrong, kept = outbox.put(base, subject, text, facts)
+def tell(base, subject, text, facts, problems=None):
+    """Send a text by mail, facts by webhook. Returns what was done; raises BackupError if somebody was not reached.
+
+    problems: as in outbox.news(), if this is an alarm that is not to be repeated while nothing is worse.
+    """
+    done, wrong, kept = outbox.put(base, subject, text, facts, problems)
     if wrong:
         later = "; it is kept, and sent again every ten minutes (backup-notify.timer)" if kept else ""
         raise BackupError(f"{subject}; could not be delivered by {'; '.join(wrong)}{later}")

@@ -80,8 +80,8 @@ def copy(store, name, plain, dest, options, held, **kwargs):
 
 def replacing(overwrite):
     """rsync's options for files that are there already, and for what it prints."""
-    # A file that rotted keeps its size and time, so rsync must not compare by these.
-    return ["--ignore-times" if overwrite else "--ignore-existing",
+    # A file that rotted keeps its size and time. By checksums, rsync replaces it and leaves equal files as they are.
+    return ["--checksum" if overwrite else "--ignore-existing",
             "--info=progress2" if sys.stderr.isatty() else "--quiet"]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ a clock that jumped forward nor a client that was away for a year expires any.
 
 import datetime
 
+from . import timelock
 from .errors import BUSY, DAMAGED, FAILED, BackupError
 from .store import GAPS, when
 
@@ -48,7 +49,10 @@ def check_clock(host, names):
 
 
 def doomed(store, keep):
-    """Names of a store that do not stay, oldest first. Raises BackupError if nothing may be pruned now."""
+    """Names of a store that do not stay and are not locked, oldest first.
+
+    Raises BackupError if nothing may be pruned now.
+    """
     names = store.snapshots()
     check_clock(store.name, names)
     if store.held():
@@ -64,7 +68,8 @@ def doomed(store, keep):
     # Snapshots with gaps take no place: good ones are chosen as if the others did not exist.
     gaps = store.with_gaps()
     every = kept([*names, *(n.removesuffix(GAPS) for n in gaps)], keep)
-    return sorted([n for n in names if n not in stay] + [n for n in gaps if n.removesuffix(GAPS) not in every])
+    found = sorted([n for n in names if n not in stay] + [n for n in gaps if n.removesuffix(GAPS) not in every])
+    return [name for name in found if not timelock.locked(store, name)]
 
 
 def prune(store, keep, say):

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-from . import outbox, quota, report, retention, transfer, verify, warm
+from . import hooks, outbox, quota, report, retention, transfer, verify, warm
 from .errors import DAMAGED, GAPS, REFUSED, BackupError, Interrupted
 from .store import GAPS as WITH_GAPS
 from .store import Flusher, Tree, check_space, check_volume, damaged_in, free_of, state_directory
@@ -230,17 +230,17 @@ def watch_fall(store, host, new, last):
     if held.get("changed"):
         return
     before = held or {"names": record.get("names", 0), "files": record.get("files", 0),
-                      "bytes": record.get("total_bytes", 0)}  # fmt: skip
+                      "bytes": record.get("total_bytes", 0), "last": last}  # fmt: skip
     now = {"names": new["names"], "files": new["files"], "bytes": new["total_bytes"]}
-    lost = [f"{had} {unit} in {last} and has {now[unit]} now" for unit, had in before.items()
+    lost = [f"{had} {unit} in {before.get('last', last)} and has {now[unit]} now" for unit, had in before.items()
             if unit in now and had - now[unit] >= (LITTLE if unit == "bytes" else FEW)
             and now[unit] < had * (1 - host.fall / 100)]  # fmt: skip
-    if lost and not held:
+    if lost:
         store.hold(f"the client had {' and '.join(lost)}, less than [hold] fall_percent allows", before)
-    elif held and not lost:
+    elif held:
         store.hold("")
     # Where most files change each night, that is normal.
-    elif not held and new["kept_share"] < record.get("kept_share", 1.0) * (1 - host.fall / 100):
+    elif new["kept_share"] < record.get("kept_share", 1.0) * (1 - host.fall / 100):
         store.hold(f"only {new['kept_share']:.0%} of the files are as in {last}, less than [hold] fall_percent "
                    "allows", {**before, "changed": True})  # fmt: skip
 
@@ -370,7 +370,9 @@ def backup(base, host, store, wait):
     # Take the lock first: a run that waits for a verification of its host must not keep a turn from other hosts.
     with store.lock(wait) as lock_fd, turn(base, store.name):
         began = time.time()
-        status = {**store.status(), "state": "running", "began": int(began), "message": "", "pid": os.getpid()}
+        status = {**store.status(), "state": "running", "began": int(began), "message": "", "pid": os.getpid(),
+                  "hook_message": ""}  # fmt: skip
+        hooked = False
 
         def step(what):
             status["phase"] = what
@@ -384,6 +386,9 @@ def backup(base, host, store, wait):
             quota.settle(store, host.quota)
             store.finish_removals()
             make_room(base, host, store)
+            hooked = True
+            step("running [host] before on the client")
+            hooks.before(base, host)
             record = fetch(base, host, store, lock_fd, status, step)
             if record["gaps"]:
                 listed = "".join(f"\n    {line}" for line in record["gap_list"][:20])
@@ -408,12 +413,17 @@ def backup(base, host, store, wait):
         finally:
             if status["state"] == "running":
                 status.update(state="failed", message="the program failed; see the journal")
+            if hooked:
+                status["hook_message"] = hooks.after(base, host, status["state"])
             if status["state"] in ("ok", report.name_of(GAPS)):
                 status["prune_message"] = prune(store, host)
             status.update(ended=int(time.time()), seconds=round(time.time() - began, 1), phase="")
             finish(store, status)
-    if status["prune_message"]:
-        raise BackupError(f"the snapshot is good, but: {status['prune_message']}")
+            if status["hook_message"] and status["state"] != "ok":
+                print(status["hook_message"], file=sys.stderr)
+    wrong = [text for text in (status["hook_message"], status["prune_message"]) if text]
+    if wrong:
+        raise BackupError("the snapshot is good, but: " + "\n".join(wrong))
     missed = outbox.beat(host.heartbeat) if host.heartbeat else ""
     if missed:
         say(f"{store.name}: {missed}")

@@ -314,7 +314,7 @@ class Store:
         return read_json(self.meta / "held.json").get("why", "")
 
     def held_for(self):
-        """The numbers before the fall, as {"names": number, "bytes": number}; {} if nothing is held."""
+        """The numbers before the fall, as {"names": number, "bytes": number, "last": snapshot}; {} without a hold."""
         return read_json(self.meta / "held.json").get("before", {})
 
     def hold(self, why, before=None):

@@ -43,6 +43,8 @@ FULL_INODE = re.compile(r'rsync: (?:\[\w+\] )?link ".*" => .* failed: Too many l
 VANISHED = re.compile(r'(file|directory) has vanished: "(.*)"(?: \(in [^)]*\))?', re.S)
 # An attribute that could not be stored: (file, attribute, why, error number).
 ATTRIBUTE = re.compile(r'rsync: (?:\[\w+\] )?rsync_xal_set: \w+\("?(.*?)"?, ?"(.*?)"\) failed: (.*) \((\d+)\)', re.S)
+# ssh's words for a host key that is not the known one.
+STRANGER = r"Host key verification failed|HOST IDENTIFICATION HAS CHANGED|host key is known for"
 ESCAPE = re.compile(rb"\\#(\d{3})")
 # NEVER: this kernel or process may not set attributes of that name. TOO_LARGE: this one does not fit.
 NEVER = {errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.EINVAL}
@@ -274,7 +276,7 @@ def explain(host, code, said):
     last = "; ".join(said[-3:]) or "it said nothing"
     text = "\n".join(said)
     where = f"{host.name} ({host.address})"
-    if re.search(r"Host key verification failed|HOST IDENTIFICATION HAS CHANGED|host key is known for", text):
+    if re.search(STRANGER, text):
         return BackupError(
             f"{where}: the host's key is not the one in ssh/known_hosts. Either this is another machine, or its "
             "key was replaced: find out from its admin, by another way than this network, before changing that file. "
