@@ -222,33 +222,33 @@ static void itree_test_room(struct kunit *test)
 	dir->i_blkbits = 10;
 	for (i = 0; i < most; i++) {
 		s[i].dir = dir;
-		s[i].total = (1 << 30) / 16;
-		s[i].want = ext4_itree_window_limit(&s[i]);
+		s[i].count.total = (1 << 30) / 16;
+		s[i].size.want = ext4_itree_window_limit(&s[i]);
 	}
-	short_names = s[0].want;
-	s[0].total = (1 << 30) / 300;
+	short_names = s[0].size.want;
+	s[0].count.total = (1 << 30) / 300;
 	long_names = ext4_itree_window_limit(&s[0]);
-	s[0].total = s[1].total;
+	s[0].count.total = s[1].count.total;
 	/* Names already seen count more than the size of the directory. */
-	s[0].text_names = 1000;
-	s[0].text_bytes = 250000;
+	s[0].size.text_names = 1000;
+	s[0].size.text_bytes = 250000;
 	KUNIT_EXPECT_LE(test, ext4_itree_window_limit(&s[0]), long_names);
-	s[0].text_names = 0;
+	s[0].size.text_names = 0;
 	KUNIT_EXPECT_GE(test, long_names, WINDOW_MAX);
 	KUNIT_EXPECT_LE(test, long_names, short_names);
 	KUNIT_EXPECT_LE(test, short_names, WINDOW_LARGE);
 
 	for (nr = 0; nr < most && ext4_itree_borrow_room(&s[nr]); nr++) {
-		KUNIT_EXPECT_GE(test, s[nr].borrowed, 16UL * s[nr].want);
-		KUNIT_EXPECT_GE(test, s[nr].text_room, 16UL * s[nr].want);
-		KUNIT_EXPECT_LT(test, s[nr].text_room, s[nr].borrowed);
+		KUNIT_EXPECT_GE(test, s[nr].size.borrowed, 16UL * s[nr].size.want);
+		KUNIT_EXPECT_GE(test, s[nr].size.text_room, 16UL * s[nr].size.want);
+		KUNIT_EXPECT_LT(test, s[nr].size.text_room, s[nr].size.borrowed);
 	}
 	KUNIT_ASSERT_GT(test, nr, 0);
 	KUNIT_ASSERT_LT(test, nr, most);
-	KUNIT_EXPECT_EQ(test, s[nr].borrowed, 0);
+	KUNIT_EXPECT_EQ(test, s[nr].size.borrowed, 0);
 	KUNIT_EXPECT_FALSE(test, ext4_itree_borrow_room(&s[nr]));
 	ext4_itree_return_room(&s[0]);
-	KUNIT_EXPECT_EQ(test, s[0].borrowed, 0);
+	KUNIT_EXPECT_EQ(test, s[0].size.borrowed, 0);
 	KUNIT_EXPECT_TRUE(test, ext4_itree_borrow_room(&s[nr]));
 	for (i = 0; i <= nr; i++)
 		ext4_itree_return_room(&s[i]);

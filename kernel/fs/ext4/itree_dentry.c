@@ -32,9 +32,9 @@
 /* The most calls to skip after dentries that were not used. */
 #define WARY_MAX	15U
 
-static void take_sample(struct ext4_itree_scan *s, u32 ino)
+static void take_sample(struct scan_reader *r, u32 ino)
 {
-	s->samples[s->nr_samples++ % SAMPLES] = ino;
+	r->samples[r->nr_samples++ % SAMPLES] = ino;
 }
 
 /**
@@ -46,8 +46,8 @@ static void take_sample(struct ext4_itree_scan *s, u32 ino)
 void ext4_itree_note_name(struct ext4_itree_scan *s, const struct scan_name *n,
 			  u32 nr)
 {
-	if (!s->made && nr % SAMPLE_EVERY == 0 && n->key > KEY_DOTDOT)
-		take_sample(s, n->ino);
+	if (!s->reader.made && nr % SAMPLE_EVERY == 0 && n->key > KEY_DOTDOT)
+		take_sample(&s->reader, n->ino);
 }
 
 /*
@@ -90,18 +90,18 @@ out:
  * Reclaim clears the mark of dentries that it scans.  So a reader that has used
  * its dentries before may seem idle once.
  */
-static bool judge_reader(struct ext4_itree_scan *s, bool used)
+static bool judge_reader(struct scan_reader *r, bool used)
 {
-	if (used || (s->used && !s->doubted)) {
-		s->doubted = !used;
-		s->used = true;
-		s->wary = 0;
+	if (used || (r->used && !r->doubted)) {
+		r->doubted = !used;
+		r->used = true;
+		r->wary = 0;
 		return true;
 	}
-	s->doubted = false;
-	s->used = false;
-	s->wary = min(2 * s->wary + 1, WARY_MAX);
-	s->pause = s->wary;
+	r->doubted = false;
+	r->used = false;
+	r->wary = min(2 * r->wary + 1, WARY_MAX);
+	r->pause = r->wary;
 	return false;
 }
 
@@ -114,23 +114,24 @@ static bool judge_reader(struct ext4_itree_scan *s, bool used)
 void ext4_itree_watch_reader(struct ext4_itree_scan *s)
 {
 	struct super_block *sb = s->dir->i_sb;
-	u32 i, used = 0, nr = min(s->nr_samples, SAMPLES);
+	struct scan_reader *r = &s->reader;
+	u32 i, used = 0, nr = min(r->nr_samples, SAMPLES);
 
-	if (nr && s->made) {
+	if (nr && r->made) {
 		for (i = 0; i < nr; i++)
-			used += dentry_used(s->dir, s->samples[i]);
-		s->stats = judge_reader(s, used >= (nr + 1) / 2);
+			used += dentry_used(s->dir, r->samples[i]);
+		r->stats = judge_reader(r, used >= (nr + 1) / 2);
 	} else if (nr) {
 		/* They may be older, and the reader may want only names. */
-		s->stats = !s->pause && ext4_itree_cached(sb, s->samples, nr,
+		r->stats = !r->pause && ext4_itree_cached(sb, r->samples, nr,
 							  sizeof(u32));
-		s->pause -= !!s->pause;
+		r->pause -= !!r->pause;
 	}
 	/* Look-ups in these directories do more than fill_dentry() does. */
-	s->prime = s->stats && !IS_ENCRYPTED(s->dir) && !IS_CASEFOLDED(s->dir);
-	s->prime_to = 0;
-	s->made = 0;
-	s->nr_samples = 0;
+	r->prime = r->stats && !IS_ENCRYPTED(s->dir) && !IS_CASEFOLDED(s->dir);
+	r->prime_to = 0;
+	r->made = 0;
+	r->nr_samples = 0;
 }
 
 static struct dentry *find_dentry(struct dentry *parent,
@@ -144,13 +145,14 @@ static struct dentry *find_dentry(struct dentry *parent,
 /* Are most of the next names in the dcache? */
 static bool have_dentries(struct ext4_itree_scan *s, struct dentry *parent)
 {
-	u32 left = min(s->nr - s->cur, PRIME_RUN), nr = min(left, PRIME_LOOKS);
+	const struct scan_window *w = &s->win;
+	u32 left = min(w->nr - w->cur, PRIME_RUN), nr = min(left, PRIME_LOOKS);
 	u32 i, hits = 0;
 
 	for (i = 0; i < nr; i++) {
 		struct dentry *dentry;
 
-		dentry = find_dentry(parent, &s->names[s->cur + i * left / nr]);
+		dentry = find_dentry(parent, &w->names[w->cur + i * left / nr]);
 		if (IS_ERR_OR_NULL(dentry))
 			continue;
 		dput(dentry);
@@ -218,7 +220,7 @@ static bool make_dentry(struct ext4_itree_scan *s, struct dentry *parent,
 {
 	struct qstr name = QSTR_INIT((const char *)n->name, n->len);
 	struct dentry *dentry = try_lookup_noperm(&name, parent);
-	u32 every = s->used ? SAMPLE_EVERY : PRIME_TRIAL / SAMPLES;
+	u32 every = s->reader.used ? SAMPLE_EVERY : PRIME_TRIAL / SAMPLES;
 	bool ok = true;
 
 	if (!dentry)
@@ -230,14 +232,14 @@ static bool make_dentry(struct ext4_itree_scan *s, struct dentry *parent,
 		d_lookup_done(dentry);
 		if (!ok)
 			goto out;
-		if (s->made++ % every) {
+		if (s->reader.made++ % every) {
 			mark_used(dentry);
 			goto out;
 		}
 		/* From here on, only names that got a dentry are samples. */
-		if (s->made == 1)
-			s->nr_samples = 0;
-		take_sample(s, n->ino);
+		if (s->reader.made == 1)
+			s->reader.nr_samples = 0;
+		take_sample(&s->reader, n->ino);
 	}
 out:
 	dput(dentry);
@@ -254,24 +256,24 @@ out:
  */
 void ext4_itree_prime(struct ext4_itree_scan *s, struct file *file)
 {
-	const struct scan_name *n = &s->names[s->cur];
+	const struct scan_name *n = &s->win.names[s->win.cur];
 	struct dentry *parent = file->f_path.dentry;
 
-	if (!s->prime || n->key <= KEY_DOTDOT)
+	if (!s->reader.prime || n->key <= KEY_DOTDOT)
 		return;
-	if (s->cur >= s->prime_to) {
-		s->prime_to = s->cur + PRIME_RUN;
-		s->prime_run = !have_dentries(s, parent) &&
+	if (s->win.cur >= s->reader.prime_to) {
+		s->reader.prime_to = s->win.cur + PRIME_RUN;
+		s->reader.prime_run = !have_dentries(s, parent) &&
 			       ext4_itree_make_room(s->dir->i_sb,
 						    PRIME_RUN);
 	}
-	if (!s->prime_run || !ext4_itree_still_true(s))
+	if (!s->reader.prime_run || !ext4_itree_still_true(s))
 		return;
 	/* May release i_rwsem. */
 	ext4_itree_load_inode(s->dir, n->ino);
 	if (!ext4_itree_still_true(s))
 		return;
-	if (s->made >= (s->used ? PRIME_MAX : PRIME_TRIAL) ||
+	if (s->reader.made >= (s->reader.used ? PRIME_MAX : PRIME_TRIAL) ||
 	    rwsem_is_contended(&s->dir->i_rwsem) || !make_dentry(s, parent, n))
-		s->prime = false;
+		s->reader.prime = false;
 }

@@ -116,11 +116,11 @@ bool ext4_itree_make_room(struct super_block *sb, unsigned int inodes)
 /* Bytes of text per name.  For the first window, the size of an entry. */
 static u32 text_bytes(const struct ext4_itree_scan *s)
 {
-	u64 bytes = s->dir->i_size, names = max(s->total, 1ULL);
+	u64 bytes = s->dir->i_size, names = max(s->count.total, 1ULL);
 
-	if (s->text_names) {
-		bytes = s->text_bytes + s->text_bytes / 8;
-		names = s->text_names;
+	if (s->size.text_names) {
+		bytes = s->size.text_bytes + s->size.text_bytes / 8;
+		names = s->size.text_names;
 	}
 	return min_t(u64, div64_u64(bytes, names) + 1, EXT4_NAME_LEN);
 }
@@ -183,21 +183,21 @@ static bool borrow(unsigned long bytes)
 
 /**
  * ext4_itree_borrow_room - reserve a window of more than WINDOW_MAX names
- * @s: the scan, with nothing borrowed; s->want says how many names
+ * @s: the scan, with nothing borrowed; s->size.want says how many names
  *
  * Returns false if other scans have too much.
  */
 bool ext4_itree_borrow_room(struct ext4_itree_scan *s)
 {
-	unsigned long names = min_t(u64, s->want,
-				    max_t(u64, s->total, WINDOW_MAX));
+	unsigned long names = min_t(u64, s->size.want,
+				    max_t(u64, s->count.total, WINDOW_MAX));
 	unsigned long text = names * text_bytes(s);
 	unsigned long bytes = names * PLACE_BYTES + text;
 
 	if (!borrow(bytes))
 		return false;
-	s->borrowed = bytes;
-	s->text_room = text;
+	s->size.borrowed = bytes;
+	s->size.text_room = text;
 	return true;
 }
 
@@ -207,9 +207,9 @@ bool ext4_itree_borrow_room(struct ext4_itree_scan *s)
  */
 void ext4_itree_return_room(struct ext4_itree_scan *s)
 {
-	atomic_long_sub(s->borrowed, &borrowed);
-	s->borrowed = 0;
-	s->text_room = 0;
+	atomic_long_sub(s->size.borrowed, &borrowed);
+	s->size.borrowed = 0;
+	s->size.text_room = 0;
 }
 
 /**
@@ -224,18 +224,18 @@ bool ext4_itree_borrow_list(struct ext4_itree_scan *s)
 
 	if (!borrow(bytes))
 		return false;
-	s->list_borrowed += bytes;
+	s->list.borrowed += bytes;
 	return true;
 }
 
 /* Detaches the list from the scan; the caller frees it. */
 static struct ext4_itree_keys *take_list(struct ext4_itree_scan *s)
 {
-	struct ext4_itree_keys *list = s->list;
+	struct ext4_itree_keys *list = s->list.keys;
 
-	s->list = NULL;
-	atomic_long_sub(s->list_borrowed, &borrowed);
-	s->list_borrowed = 0;
+	s->list.keys = NULL;
+	atomic_long_sub(s->list.borrowed, &borrowed);
+	s->list.borrowed = 0;
 	return list;
 }
 
@@ -277,21 +277,21 @@ static enum lru_status drop_idle(struct list_head *item,
 {
 	struct ext4_itree_scan *s = container_of(item, struct ext4_itree_scan,
 						 idle);
-	struct dropped **all = arg, *d = (struct dropped *)s->names;
+	struct dropped **all = arg, *d = (struct dropped *)s->win.names;
 
 	if (s->recent) {
 		s->recent = false;
 		return LRU_ROTATE;
 	}
 	list_lru_isolate(list, item);
-	d->text = s->text;
+	d->text = s->win.text;
 	d->list = take_list(s);
 	d->next = *all;
 	*all = d;
-	s->names = NULL;
-	s->room = 0;
-	s->text = NULL;
-	s->want = WINDOW_ANEW;
+	s->win.names = NULL;
+	s->win.room = 0;
+	s->win.text = NULL;
+	s->size.want = WINDOW_ANEW;
 	/* Frees nothing: all of it has been detached. */
 	ext4_itree_drop_window(s);
 	return LRU_REMOVED;
@@ -338,7 +338,7 @@ void ext4_itree_take_window(struct ext4_itree_scan *s)
  */
 void ext4_itree_leave_window(struct ext4_itree_scan *s)
 {
-	if (s->names)
+	if (s->win.names)
 		list_lru_add_obj(&idle_scans, &s->idle);
 	else
 		ext4_itree_drop_list(s);

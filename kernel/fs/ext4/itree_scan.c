@@ -52,17 +52,17 @@ static void read_ahead(struct ext4_itree_scan *s)
 	struct scan_name *n;
 	u32 left, step;
 
-	s->ahead = max(s->ahead, s->cur);
-	left = s->nr - s->ahead;
+	s->win.ahead = max(s->win.ahead, s->win.cur);
+	left = s->win.nr - s->win.ahead;
 	/* Read more once the reader has used half of the last request. */
-	if (!s->stats || !left || s->ahead - s->cur > low)
+	if (!s->reader.stats || !left || s->win.ahead - s->win.cur > low)
 		return;
-	n = &s->names[s->ahead];
+	n = &s->win.names[s->win.ahead];
 	inode_unlock_shared(s->dir);
 	step = max(min(left, WINDOW_MAX) / SAMPLES, 1U);
 	if (ext4_itree_cached(sb, &n->ino, min(left, SAMPLES),
 			      step * sizeof(*n))) {
-		s->ahead += min(left, WINDOW_MIN);
+		s->win.ahead += min(left, WINDOW_MIN);
 		goto out;
 	}
 	/*
@@ -72,11 +72,11 @@ static void read_ahead(struct ext4_itree_scan *s)
 	 * again together, and the rest is marked as used.  With dentries, only
 	 * the next window needs them.
 	 */
-	if (!s->prime)
+	if (!s->reader.prime)
 		ext4_itree_ahead_dir(s->dir, 0);
-	else if (!s->last)
+	else if (!s->win.last)
 		ext4_itree_keep_dir(s->dir);
-	s->ahead += ext4_itree_ahead_inodes(sb, &n->ino, left, sizeof(*n),
+	s->win.ahead += ext4_itree_ahead_inodes(sb, &n->ino, left, sizeof(*n),
 					    AHEAD_BLOCKS);
 out:
 	inode_lock_shared(s->dir);
@@ -97,7 +97,7 @@ void ext4_itree_scan_free(struct ext4_itree_scan *scan)
 		ext4_itree_leave_pass(scan->dir, scan->pass, scan->over);
 	ext4_itree_drop_window(scan);
 	ext4_itree_drop_list(scan);
-	kvfree(scan->names);
+	kvfree(scan->win.names);
 	ext4_itree_free_scan(scan);
 }
 
@@ -176,21 +176,22 @@ static void scan_start(struct ext4_itree_scan *s, loff_t pos)
 
 	ext4_itree_drop_window(s);
 	ext4_itree_drop_list(s);
-	s->no_list = false;
+	s->list.refused = false;
 	s->next = pos_to_key(pos);
 	if (!pos)
 		s->pass->end = end;
 	s->started = true;
-	s->want = pos ? WINDOW_ANEW : WINDOW_MIN;
-	s->run_len = 0;
-	s->nr_samples = 0;
-	s->made = 0;
-	s->counting = !pos && info.blocks;
-	s->total = info.keys;
-	s->first = max(pos_to_key(pos), KEY_DOTDOT + 1);
-	s->counted = 0;
-	s->counted_to = KEY_DOTDOT + 1;
-	s->start_version = inode_query_iversion(s->dir);
+	s->size.want = pos ? WINDOW_ANEW : WINDOW_MIN;
+	s->run.len = 0;
+	s->reader.nr_samples = 0;
+	s->reader.made = 0;
+	s->count = (struct scan_count){
+		.on = !pos && info.blocks,
+		.from = max(pos_to_key(pos), KEY_DOTDOT + 1),
+		.total = info.keys,
+		.seen_to = KEY_DOTDOT + 1,
+		.version = inode_query_iversion(s->dir),
+	};
 	s->error = 0;
 	if (!pos) {
 		inode_unlock_shared(s->dir);
@@ -204,33 +205,33 @@ static void scan_seek(struct ext4_itree_scan *s, loff_t pos)
 {
 	s->next = pos_to_key(pos);
 	ext4_itree_drop_window(s);
-	s->want = WINDOW_ANEW;
-	s->run_len = 0;
+	s->size.want = WINDOW_ANEW;
+	s->run.len = 0;
 }
 
 /* Was this name returned before the window was refilled? */
 static bool returned(struct ext4_itree_scan *s, const struct scan_name *n)
 {
-	return s->run_len && n->key == s->run_key &&
-	       ext4_itree_cmp_text(n->name, n->len, s->run_name,
-				   s->run_len) <= 0;
+	return s->run.len && n->key == s->run.key &&
+	       ext4_itree_cmp_text(n->name, n->len, s->run.name,
+				   s->run.len) <= 0;
 }
 
-/* Notes that the name at s->cur has been returned and moves to the next. */
+/* Notes that the name at s->win.cur has been returned and moves to the next. */
 static void advance(struct ext4_itree_scan *s)
 {
-	struct scan_name *n = &s->names[s->cur++];
+	struct scan_name *n = &s->win.names[s->win.cur++];
 
-	if (s->cur < s->nr && s->names[s->cur].key == n->key) {
-		s->run_key = n->key;
-		s->run_len = n->len;
-		memcpy(s->run_name, n->name, n->len);
+	if (s->win.cur < s->win.nr && s->win.names[s->win.cur].key == n->key) {
+		s->run.key = n->key;
+		s->run.len = n->len;
+		memcpy(s->run.name, n->name, n->len);
 		s->next = n->key;
 	} else {
-		s->run_len = 0;
+		s->run.len = 0;
 		s->next = n->key + 1;
 	}
-	ext4_itree_note_name(s, n, s->cur);
+	ext4_itree_note_name(s, n, s->win.cur);
 }
 
 /* At the end of a window, fills the next one.  Returns 1 if there is one. */
@@ -238,25 +239,25 @@ static int next_window(struct file *file, struct ext4_itree_scan *s)
 {
 	int err;
 
-	if (s->valid) {
-		if (s->last || s->win_hi >= s->pass->end)
+	if (s->win.valid) {
+		if (s->win.last || s->win.hi >= s->pass->end)
 			return 0;
-		s->next = s->win_hi + 1;
-		s->run_len = 0;
+		s->next = s->win.hi + 1;
+		s->run.len = 0;
 	}
 	err = ext4_itree_fill_window(file, s);
 	if (err)
 		return err;
 	/* Without a tree, the last key is known only now. */
-	if (s->last && s->pass->end == ~0ULL)
-		s->pass->end = s->nr ? s->names[s->nr - 1].key : 0;
+	if (s->win.last && s->pass->end == ~0ULL)
+		s->pass->end = s->win.nr ? s->win.names[s->win.nr - 1].key : 0;
 	return 1;
 }
 
 /* Lets waiters for i_rwsem have their turn now and then. */
 static int mind_others(struct ext4_itree_scan *s)
 {
-	if (!(s->cur % HOLD_NAMES) && rwsem_is_contended(&s->dir->i_rwsem))
+	if (!(s->win.cur % HOLD_NAMES) && rwsem_is_contended(&s->dir->i_rwsem))
 		return ext4_itree_relax(s->dir);
 	return IS_DEADDIR(s->dir) ? -ENOENT : 0;
 }
@@ -276,7 +277,7 @@ static int emit_names(struct file *file, struct dir_context *ctx,
 		ret = mind_others(s);
 		if (ret)
 			return ret;
-		if (!s->valid || s->cur >= s->nr) {
+		if (!s->win.valid || s->win.cur >= s->win.nr) {
 			/* All names will be returned again: stop here. */
 			if (ext4_itree_pass_whole(s->dir, s->pass))
 				return 1;
@@ -288,10 +289,10 @@ static int emit_names(struct file *file, struct dir_context *ctx,
 			continue;
 		}
 		read_ahead(s);
-		n = &s->names[s->cur];
+		n = &s->win.names[s->win.cur];
 		if (n->key > s->pass->end) {
-			s->cur = s->nr;
-			s->last = true;
+			s->win.cur = s->win.nr;
+			s->win.last = true;
 			continue;
 		}
 		ext4_itree_check_names(s);
@@ -319,12 +320,12 @@ static int scan_readdir(struct file *file, struct dir_context *ctx,
 		scan_start(s, ctx->pos);
 	} else if (ctx->pos != s->last_pos) {
 		scan_seek(s, ctx->pos);
-	} else if (s->valid && !inode_eq_iversion(s->dir, s->version) &&
-		   !s->by_sweep &&
-		   !(s->from_tree && ext4_itree_usable(s->dir))) {
+	} else if (s->win.valid && !inode_eq_iversion(s->dir, s->win.version) &&
+		   !s->win.by_sweep &&
+		   !(s->win.from_tree && ext4_itree_usable(s->dir))) {
 		/* Without a tree, nothing tells which names still exist. */
 		ext4_itree_drop_window(s);
-		s->want = WINDOW_MIN;
+		s->size.want = WINDOW_MIN;
 	}
 	ext4_itree_watch_reader(s);
 	if (IS_DEADDIR(s->dir))

@@ -64,77 +64,98 @@ struct ext4_itree_pass {
 	bool		over;		/* a reader has reached its end */
 };
 
-struct ext4_itree_scan {
-	struct inode	*dir;
-	struct ext4_itree_pass *pass;
-	bool		started;	/* since it follows the pass */
-	bool		over;		/* the reader has reached the end */
-	u8		hash_version;
-	loff_t		last_pos;	/* where the last call stopped */
-	struct list_head idle;		/* itree_room.c: between two calls */
-	bool		recent;		/* used since the last shrink */
-	u64		next;		/* keys below have been returned */
-
-	/* The window: keys from win_lo on, all up to win_hi. */
+/* itree_window.c: the names of all keys from @lo to @hi. */
+struct scan_window {
 	struct scan_name *names;
 	u32		nr;
 	u32		cur;
 	u32		room;		/* names there is room for */
 	bool		valid;
 	bool		last;		/* nothing behind this window */
-	u64		win_lo;
-	u64		win_hi;
-	u64		version;	/* i_version before it was filled */
 	bool		from_tree;
 	bool		by_sweep;	/* of a large one without a tree */
+	u64		lo;
+	u64		hi;
+	u64		version;	/* i_version before it was filled */
 	u32		epoch;		/* of names added since then */
 	u32		checked;	/* names below: looked up again, ... */
 	u32		sure;		/* ... those below: conclusively, ... */
 	u64		checked_version; /* ... at this i_version */
-	int		error;		/* a block could not be read in this pass */
-	u32		want;		/* keys for the next one */
+	u32		ahead;		/* names whose inodes were read ahead */
+	struct text_chunk *text;
+};
+
+/* itree_room.c: how large windows may be, and what they take. */
+struct scan_size {
+	u32		want;		/* keys for the next window */
 	unsigned long	borrowed;	/* bytes, for a large one */
 	unsigned long	text_room;	/* of these for text */
 	unsigned long	text_taken;	/* in this window, if it is large */
-
-	/* Of a large directory without a tree: its keys from list_lo on. */
-	struct ext4_itree_keys *list;
-	u64		list_lo;
-	unsigned long	list_borrowed;	/* bytes */
-	bool		no_list;	/* no memory for it */
-
-	struct text_chunk *text;
 	u64		text_names;	/* in this window and those before */
 	u64		text_bytes;
+};
 
-	/* Does a pass without changes see as many keys as the root counts? */
-	bool		counting;
-	u64		first;		/* where the pass began */
+/* itree_window.c: the keys of a large directory without a tree. */
+struct scan_list {
+	struct ext4_itree_keys *keys;	/* from @lo on, or NULL */
+	u64		lo;
+	unsigned long	borrowed;	/* bytes */
+	bool		refused;	/* no memory for it */
+};
+
+/*
+ * itree_window.c: does a pass without changes see as many keys as the root
+ * counts?
+ */
+struct scan_count {
+	bool		on;
+	u64		from;		/* where the pass began */
 	u64		total;		/* keys, by the root's count */
-	u64		counted;	/* keys below counted_to */
-	u64		counted_to;
-	u64		start_version;	/* i_version of the pass */
+	u64		seen;		/* keys below seen_to */
+	u64		seen_to;
+	u64		version;	/* i_version of the pass */
+};
 
-	/* Within equal keys: the last name returned. */
-	u64		run_key;
-	u8		run_len;	/* 0: not within a run */
-	u8		run_name[EXT4_NAME_LEN];
+/* itree_scan.c: within equal keys, the last name returned. */
+struct scan_run {
+	u64		key;
+	u8		len;		/* 0: not within a run */
+	u8		name[EXT4_NAME_LEN];
+};
 
-	/* Reading ahead. */
-	u32		ahead;		/* names dealt with */
-	bool		stats;		/* the reader looks at the inodes */
+/* itree_dentry.c: the reader's habits, and the dentries made for it. */
+struct scan_reader {
+	bool		stats;		/* it looks at the inodes */
 	u32		nr_samples;
 	u32		samples[SAMPLES];
-
-	/* Dentries for the reader, by the call. */
-	bool		prime;		/* make some */
+	bool		prime;		/* make dentries in this call */
 	bool		prime_run;	/* this run has none yet */
 	u32		prime_to;	/* end of the run in the window */
-	bool		used;		/* the reader used them */
+	bool		used;		/* it used them */
 	bool		doubted;	/* but not the last ones */
 	u32		made;
 	u32		wary;		/* calls to skip after unused ones */
 	u32		pause;		/* calls still to skip */
+};
+
+struct ext4_itree_scan {
+	struct inode	*dir;
+	struct ext4_itree_pass *pass;
+	bool		started;	/* since it follows the pass */
+	bool		over;		/* the reader has reached the end */
+	bool		recent;		/* used since the last shrink */
+	u8		hash_version;
+	int		error;		/* a block could not be read in this pass */
+	loff_t		last_pos;	/* where the last call stopped */
+	u64		next;		/* keys below have been returned */
+	struct list_head idle;		/* itree_room.c: between two calls */
+
+	struct scan_window win;
+	struct scan_size size;
+	struct scan_list list;
+	struct scan_count count;
+	struct scan_run	run;
+	struct scan_reader reader;
 };
 
 /* "." is 0, and ".." takes inode number 1, which no name has. */

@@ -44,22 +44,22 @@ void ext4_itree_free_text(struct text_chunk *text)
 /* Drops the names of the window.  A small array stays allocated. */
 void ext4_itree_drop_window(struct ext4_itree_scan *s)
 {
-	s->valid = false;
-	s->nr = 0;
-	s->cur = 0;
-	s->ahead = 0;
-	s->prime_to = 0;
-	s->from_tree = false;
-	s->by_sweep = false;
-	s->checked = 0;
-	s->sure = 0;
-	ext4_itree_free_text(s->text);
-	s->text = NULL;
-	s->text_taken = 0;
-	if (s->room > 2 * WINDOW_MAX) {
-		kvfree(s->names);
-		s->names = NULL;
-		s->room = 0;
+	s->win.valid = false;
+	s->win.nr = 0;
+	s->win.cur = 0;
+	s->win.ahead = 0;
+	s->reader.prime_to = 0;
+	s->win.from_tree = false;
+	s->win.by_sweep = false;
+	s->win.checked = 0;
+	s->win.sure = 0;
+	ext4_itree_free_text(s->win.text);
+	s->win.text = NULL;
+	s->size.text_taken = 0;
+	if (s->win.room > 2 * WINDOW_MAX) {
+		kvfree(s->win.names);
+		s->win.names = NULL;
+		s->win.room = 0;
 	}
 	ext4_itree_return_room(s);
 }
@@ -98,7 +98,7 @@ static void sort_window(const struct ext4_itree_scan *s, void *base, u32 nr,
 /* A large window does not justify the OOM killer: a small one will do. */
 static gfp_t window_gfp(const struct ext4_itree_scan *s)
 {
-	return s->borrowed ?
+	return s->size.borrowed ?
 	       GFP_KERNEL_ACCOUNT | __GFP_RETRY_MAYFAIL | __GFP_NOWARN :
 	       GFP_KERNEL_ACCOUNT;
 }
@@ -111,29 +111,29 @@ static void *alloc_array(const struct ext4_itree_scan *s, u32 nr, size_t size)
 
 static u8 *store_text(struct ext4_itree_scan *s, const u8 *name, u32 len)
 {
-	struct text_chunk *c = s->text;
+	struct text_chunk *c = s->win.text;
 	u32 bytes = c ? TEXT_CHUNK : TEXT_FIRST;
 	u8 *p;
 
 	if (!c || c->used + len > c->size) {
 		/* The names are longer than estimated: keep to the budget. */
-		if (s->borrowed && s->text_taken > s->text_room)
+		if (s->size.borrowed && s->size.text_taken > s->size.text_room)
 			return NULL;
 		c = kvmalloc(bytes, window_gfp(s));
 		if (!c)
 			return NULL;
-		s->text_taken += bytes;
-		c->next = s->text;
+		s->size.text_taken += bytes;
+		c->next = s->win.text;
 		/* Hashing reads whole words, even past the last name. */
 		c->size = bytes - sizeof(*c) - sizeof(long);
 		c->used = 0;
-		s->text = c;
+		s->win.text = c;
 	}
 	p = c->text + c->used;
 	memcpy(p, name, len);
 	c->used += len;
-	s->text_names++;
-	s->text_bytes += len;
+	s->size.text_names++;
+	s->size.text_bytes += len;
 	return p;
 }
 
@@ -141,17 +141,17 @@ static int make_room(struct ext4_itree_scan *s, u32 room)
 {
 	struct scan_name *n;
 
-	if (room <= s->room)
+	if (room <= s->win.room)
 		return 0;
 	n = alloc_array(s, room, sizeof(*n));
 	if (!n)
 		return -ENOMEM;
-	/* Names being placed lie beyond s->nr, so copy the whole array. */
-	if (s->room)
-		memcpy(n, s->names, s->room * sizeof(*n));
-	kvfree(s->names);
-	s->names = n;
-	s->room = room;
+	/* Names being placed lie beyond s->win.nr, so copy the whole array. */
+	if (s->win.room)
+		memcpy(n, s->win.names, s->win.room * sizeof(*n));
+	kvfree(s->win.names);
+	s->win.names = n;
+	s->win.room = room;
 	return 0;
 }
 
@@ -173,12 +173,13 @@ static int store_name(struct ext4_itree_scan *s, u64 key, u32 ino, u8 type,
 {
 	int err = 0;
 
-	if (s->nr >= s->room)
-		err = make_room(s, max(2 * s->room, 32U));
+	if (s->win.nr >= s->win.room)
+		err = make_room(s, max(2 * s->win.room, 32U));
 	if (!err)
-		err = set_name(s, &s->names[s->nr], key, ino, type, name, len);
+		err = set_name(s, &s->win.names[s->win.nr], key, ino, type,
+			       name, len);
 	if (!err)
-		s->nr++;
+		s->win.nr++;
 	return err;
 }
 
@@ -219,13 +220,13 @@ struct fill {
 /* Has the directory changed since this window began to be filled? */
 static bool disturbed(const struct ext4_itree_scan *s)
 {
-	return !inode_eq_iversion(s->dir, s->version);
+	return !inode_eq_iversion(s->dir, s->win.version);
 }
 
 /* ... or since its keys were taken? */
 static bool keys_aged(const struct ext4_itree_scan *s)
 {
-	return s->by_sweep || disturbed(s);
+	return s->win.by_sweep || disturbed(s);
 }
 
 static bool same_text(const struct scan_name *n, const struct fscrypt_str *name)
@@ -266,7 +267,7 @@ static struct scan_name *key_slot(struct fill *f, u64 key,
 	struct scan_name *n;
 
 	for (; at < f->nr && f->keys[at] == key; at++) {
-		n = &f->s->names[f->base + at];
+		n = &f->s->win.names[f->base + at];
 		if (!n->name)
 			return n;
 		*taken = true;
@@ -281,7 +282,7 @@ static struct scan_name *key_slot(struct fill *f, u64 key,
 /* Names in the window, including those being placed. */
 static u32 names_taken(const struct fill *f)
 {
-	return f->keys ? f->base + f->nr + f->extra : f->s->nr;
+	return f->keys ? f->base + f->nr + f->extra : f->s->win.nr;
 }
 
 /* Makes room for the @nr names of a block.  Small windows grow by the name. */
@@ -294,7 +295,7 @@ static int window_room(struct ext4_itree_visit *v, u32 nr)
 	int err;
 
 	/* A smaller array can double without making a large window. */
-	if (s->room - taken >= nr || taken + nr <= LARGE_WINDOW / 2)
+	if (s->win.room - taken >= nr || taken + nr <= LARGE_WINDOW / 2)
 		return 0;
 	leave_dir(s, room);
 	err = make_room(s, room);
@@ -309,12 +310,13 @@ static int window_room(struct ext4_itree_visit *v, u32 nr)
  */
 static struct scan_name *extra_slot(struct fill *f)
 {
+	struct scan_window *w = &f->s->win;
 	u32 at = names_taken(f);
 
-	if (at >= f->s->room && make_room(f->s, max(2 * f->s->room, 32U)))
+	if (at >= w->room && make_room(f->s, max(2 * w->room, 32U)))
 		return NULL;
 	f->extra++;
-	return &f->s->names[at];
+	return &w->names[at];
 }
 
 static int place_name(struct fill *f, u64 key, u32 ino, u8 type,
@@ -407,7 +409,8 @@ static int alloc_keys(struct fill *f)
 {
 	struct ext4_itree_scan *s = f->s;
 
-	f->max = min_t(u64, s->want, max_t(u64, s->total, WINDOW_MIN));
+	f->max = min_t(u64, s->size.want,
+		       max_t(u64, s->count.total, WINDOW_MIN));
 	f->keys = alloc_array(s, f->max, sizeof(u64));
 	return f->keys ? 0 : -ENOMEM;
 }
@@ -521,8 +524,8 @@ static int take_keys(struct fill *f, u64 lo, u32 want)
 			return -ESTALE;
 		}
 	}
-	s->last = ret == ITREE_END;
-	s->win_hi = s->last ? ~0ULL : f->nr ? f->keys[f->nr - 1] : ~0ULL;
+	s->win.last = ret == ITREE_END;
+	s->win.hi = s->win.last ? ~0ULL : f->nr ? f->keys[f->nr - 1] : ~0ULL;
 	if (ret >= 0)
 		return 0;
 	if (ret != -ENOMEM)
@@ -542,14 +545,14 @@ static int count_keys(struct fill *f, u64 lo)
 	};
 	struct ext4_itree_scan *s = f->s;
 
-	if (!s->counting)
+	if (!s->count.on)
 		return 0;
-	if (lo != s->counted_to ||
-	    !inode_eq_iversion(s->dir, s->start_version)) {
-		s->counting = false;
+	if (lo != s->count.seen_to ||
+	    !inode_eq_iversion(s->dir, s->count.version)) {
+		s->count.on = false;
 		return 0;
 	}
-	if (!s->last || s->counted + f->nr == s->total)
+	if (!s->win.last || s->count.seen + f->nr == s->count.total)
 		return 0;
 	ext4_itree_bad(s->dir, -EFSCORRUPTED, &miscounted);
 	return -EFSCORRUPTED;
@@ -558,8 +561,8 @@ static int count_keys(struct fill *f, u64 lo)
 /* Counts the keys of a window whose names have been found. */
 static void count_window(struct fill *f)
 {
-	f->s->counted += f->nr;
-	f->s->counted_to = f->s->win_hi + 1;
+	f->s->count.seen += f->nr;
+	f->s->count.seen_to = f->s->win.hi + 1;
 }
 
 struct tally {
@@ -584,26 +587,26 @@ static int settle_doubt(struct ext4_itree_scan *s, u64 lo)
 	struct tally t = {
 		.visit = {
 			.dir = s->dir,
-			.lo = s->first,
+			.lo = s->count.from,
 			.hi = lo - 1,
 			.shared = true,
 			.name = tally_name,
 		},
 	};
-	bool lost = lo > s->first;
+	bool lost = lo > s->count.from;
 	int err;
 
-	if (lost && s->counting && lo == s->counted_to &&
-	    inode_eq_iversion(s->dir, s->start_version)) {
+	if (lost && s->count.on && lo == s->count.seen_to &&
+	    inode_eq_iversion(s->dir, s->count.version)) {
 		err = ext4_itree_hash_version(s->dir, &t.visit.hash_version);
 		if (!err)
 			err = ext4_itree_visit_all(&t.visit);
 		if (err)
 			return err;
-		lost = t.nr != s->counted ||
-		       !inode_eq_iversion(s->dir, s->start_version);
+		lost = t.nr != s->count.seen ||
+		       !inode_eq_iversion(s->dir, s->count.version);
 	}
-	s->counting = false;
+	s->count.on = false;
 	ext4_itree_settle_doubt(s, lost);
 	return 0;
 }
@@ -714,7 +717,7 @@ int ext4_itree_load_index(struct inode *dir)
 /* Empties the slots of all keys. */
 static void start_finding(struct fill *f)
 {
-	memset(&f->s->names[f->base], 0, f->nr * sizeof(*f->s->names));
+	memset(&f->s->win.names[f->base], 0, f->nr * sizeof(*f->s->win.names));
 	f->found = 0;
 	f->stray = 0;
 	f->extra = 0;
@@ -738,7 +741,7 @@ static bool any_left(struct fill *f)
 	    ext4_itree_open_nowait(&et, s->dir))
 		return true;
 	for (i = 0; i < f->nr && !left; i++) {
-		if (s->names[f->base + i].name)
+		if (s->win.names[f->base + i].name)
 			continue;
 		ret = itree_seek(&et.t, f->keys[i], &cur);
 		left = ret < 0 || (!ret && itree_cursor_key(&cur) == f->keys[i]);
@@ -808,7 +811,7 @@ static int find_names(struct fill *f)
 /* Removes the keys whose names are gone. */
 static void pass_by(struct fill *f)
 {
-	struct scan_name *n = &f->s->names[f->base];
+	struct scan_name *n = &f->s->win.names[f->base];
 	u32 i, nr = 0;
 
 	for (i = 0; i < f->nr + f->extra; i++)
@@ -822,16 +825,16 @@ static void once_each(struct ext4_itree_scan *s)
 {
 	u32 i, nr = 0;
 
-	for (i = 0; i < s->nr; i++)
-		if (!nr || cmp_names(&s->names[nr - 1], &s->names[i]))
-			s->names[nr++] = s->names[i];
-	s->nr = nr;
+	for (i = 0; i < s->win.nr; i++)
+		if (!nr || cmp_names(&s->win.names[nr - 1], &s->win.names[i]))
+			s->win.names[nr++] = s->win.names[i];
+	s->win.nr = nr;
 }
 
 /* Sorts names of equal keys, which are in the order of the visit. */
 static void sort_runs(struct fill *f)
 {
-	struct scan_name *n = &f->s->names[f->base];
+	struct scan_name *n = &f->s->win.names[f->base];
 	u32 i, j;
 
 	for (i = 0; i < f->nr; i = j) {
@@ -847,7 +850,7 @@ static int name_keys(struct fill *f, u64 lo)
 {
 	struct ext4_itree_scan *s = f->s;
 	u32 spare = ext4_itree_block_names(s->dir->i_sb);
-	u32 room = s->nr + f->nr;
+	u32 room = s->win.nr + f->nr;
 	int err;
 
 	/* See window_room(). */
@@ -857,8 +860,8 @@ static int name_keys(struct fill *f, u64 lo)
 	err = make_room(s, room);
 	enter_dir(s, room);
 	f->visit.lo = lo;
-	f->visit.hi = s->win_hi;
-	f->base = s->nr;
+	f->visit.hi = s->win.hi;
+	f->base = s->win.nr;
 	return err ?: find_names(f);
 }
 
@@ -872,9 +875,10 @@ static void keep_named(struct fill *f)
 	pass_by(f);
 	if (!f->extra)
 		sort_runs(f);
-	s->nr += f->nr;
+	s->win.nr += f->nr;
 	if (f->extra) {
-		sort_window(s, s->names, s->nr, sizeof(*s->names), cmp_names);
+		sort_window(s, s->win.names, s->win.nr, sizeof(*s->win.names),
+			    cmp_names);
 		once_each(s);
 	}
 	enter_dir(s, names);
@@ -883,7 +887,7 @@ static void keep_named(struct fill *f)
 static int fill_from_tree(struct fill *f, u64 lo)
 {
 	struct ext4_itree_scan *s = f->s;
-	u32 want = s->want;
+	u32 want = s->size.want;
 	int err;
 
 	leave_dir(s, want);
@@ -911,7 +915,7 @@ static int fill_from_tree(struct fill *f, u64 lo)
 	}
 	count_window(f);
 	keep_named(f);
-	s->from_tree = true;
+	s->win.from_tree = true;
 	return 0;
 }
 
@@ -924,7 +928,7 @@ static int list_key(struct ext4_itree_visit *v, u64 key, u32 minor,
 	struct ext4_itree_scan *s = f->s;
 
 	f->top = max(f->top, key);
-	return ext4_itree_keys_add(s->list, key);
+	return ext4_itree_keys_add(s->list.keys, key);
 }
 
 /* Makes room in the list for the @nr names of a block. */
@@ -933,12 +937,12 @@ static int list_room(struct ext4_itree_visit *v, u32 nr)
 	struct ext4_itree_scan *s = container_of(v, struct fill, visit)->s;
 	int err;
 
-	if ((s->list->nr + nr) * sizeof(u64) <= s->list_borrowed)
+	if ((s->list.keys->nr + nr) * sizeof(u64) <= s->list.borrowed)
 		return 0;
 	if (!ext4_itree_borrow_list(s))
 		return -ENOMEM;
 	inode_unlock_shared(s->dir);
-	err = ext4_itree_keys_reserve(s->list, nr);
+	err = ext4_itree_keys_reserve(s->list.keys, nr);
 	inode_lock_shared(s->dir);
 	return err;
 }
@@ -954,12 +958,12 @@ static int gather_list(struct fill *f, u64 lo)
 	int err;
 
 	ext4_itree_drop_list(s);
-	s->list = kmalloc(sizeof(*s->list), GFP_KERNEL_ACCOUNT);
-	if (!s->list)
+	s->list.keys = kmalloc(sizeof(*s->list.keys), GFP_KERNEL_ACCOUNT);
+	if (!s->list.keys)
 		return -ENOMEM;
-	ext4_itree_keys_init(s->list);
-	s->list->max = ext4_itree_list_limit();
-	s->list_lo = lo;
+	ext4_itree_keys_init(s->list.keys);
+	s->list.keys->max = ext4_itree_list_limit();
+	s->list.lo = lo;
 	f->visit.lo = lo;
 	f->visit.hi = ~0ULL;
 	f->visit.name = list_key;
@@ -969,16 +973,16 @@ static int gather_list(struct fill *f, u64 lo)
 	f->visit.prepare = window_room;
 	if (!err) {
 		inode_unlock_shared(s->dir);
-		err = ext4_itree_keys_merge(s->list);
+		err = ext4_itree_keys_merge(s->list.keys);
 		inode_lock_shared(s->dir);
 	}
 	if (err) {
 		ext4_itree_drop_list(s);
-		s->no_list = err == -ENOMEM;
+		s->list.refused = err == -ENOMEM;
 		return err;
 	}
-	s->total = s->list->nr;
-	if (s->pass->end == ~0ULL && s->list->nr)
+	s->count.total = s->list.keys->nr;
+	if (s->pass->end == ~0ULL && s->list.keys->nr)
 		s->pass->end = f->top;
 	return 0;
 }
@@ -993,11 +997,11 @@ static int take_listed(struct fill *f, u64 lo)
 	err = alloc_keys(f);
 	if (err)
 		return err;
-	ext4_itree_keys_seek(s->list, lo);
-	s->last = true;
-	while (!err && ext4_itree_keys_next(s->list, &key)) {
-		if (f->nr >= s->want && key != f->keys[f->nr - 1]) {
-			s->last = false;
+	ext4_itree_keys_seek(s->list.keys, lo);
+	s->win.last = true;
+	while (!err && ext4_itree_keys_next(s->list.keys, &key)) {
+		if (f->nr >= s->size.want && key != f->keys[f->nr - 1]) {
+			s->win.last = false;
 			break;
 		}
 		if (f->nr >= f->max)
@@ -1005,7 +1009,7 @@ static int take_listed(struct fill *f, u64 lo)
 		if (!err)
 			f->keys[f->nr++] = key;
 	}
-	s->win_hi = s->last ? ~0ULL : f->keys[f->nr - 1];
+	s->win.hi = s->win.last ? ~0ULL : f->keys[f->nr - 1];
 	return err;
 }
 
@@ -1015,16 +1019,16 @@ static int fill_from_list(struct fill *f, u64 lo)
 	struct ext4_itree_scan *s = f->s;
 	int err = 0;
 
-	if (s->no_list)
+	if (s->list.refused)
 		return -ENOMEM;
-	if (!s->list || s->list_lo > lo)
+	if (!s->list.keys || s->list.lo > lo)
 		err = gather_list(f, lo);
 	if (!err) {
 		inode_unlock_shared(s->dir);
 		err = take_listed(f, lo);
 		inode_lock_shared(s->dir);
 	}
-	s->by_sweep = true;
+	s->win.by_sweep = true;
 	if (err || !f->nr)
 		return err;
 	err = name_keys(f, lo);
@@ -1082,7 +1086,7 @@ static int select_bound(struct fill *f, u64 lo)
 	int err;
 
 	/* Plus the names of a block: select_room() never splits them. */
-	f->max = 2 * min3(max(s->want, WINDOW_MAX), WINDOW_SORT,
+	f->max = 2 * min3(max(s->size.want, WINDOW_MAX), WINDOW_SORT,
 			  ext4_itree_window_limit(s)) +
 		 ext4_itree_block_names(s->dir->i_sb);
 	inode_unlock_shared(s->dir);
@@ -1112,27 +1116,27 @@ static int fill_by_sorting(struct fill *f, u64 lo)
 	u32 names;
 	int err;
 
-	s->counting = false;
+	s->count.on = false;
 	f->bound = ~0ULL;
 	if ((s->dir->i_size >> s->dir->i_blkbits) > EXT4_ITREE_SORT_BLOCKS) {
 		err = fill_from_list(f, lo);
-		if (err != -ENOMEM || !s->no_list)
+		if (err != -ENOMEM || !s->list.refused)
 			return err;
 		err = select_bound(f, lo);
 		if (err)
 			return err;
-		s->by_sweep = true;
+		s->win.by_sweep = true;
 	}
 	f->visit.lo = lo;
 	f->visit.hi = f->bound;
 	err = ext4_itree_visit_all(&f->visit);
 	if (err)
 		return err;
-	s->win_hi = f->bound;
-	s->last = f->bound == ~0ULL;
-	names = s->nr;
+	s->win.hi = f->bound;
+	s->win.last = f->bound == ~0ULL;
+	names = s->win.nr;
 	leave_dir(s, names);
-	sort_window(s, s->names, names, sizeof(*s->names), cmp_names);
+	sort_window(s, s->win.names, names, sizeof(*s->win.names), cmp_names);
 	if (disturbed(s))
 		once_each(s);
 	enter_dir(s, names);
@@ -1157,7 +1161,7 @@ int ext4_itree_store_dirent(struct ext4_itree_scan *s, u32 hash,
 		key = KEY_DOT;
 	else if (name->name[0] == '.' && name->len == 2 && name->name[1] == '.')
 		key = KEY_DOTDOT;
-	if (key < s->win_lo)
+	if (key < s->win.lo)
 		return 0;
 	return store_name(s, key, ino, get_dtype(s->dir->i_sb, de->file_type),
 			  name->name, name->len);
@@ -1180,9 +1184,9 @@ static int fill_inline(struct file *file, struct ext4_itree_scan *s,
 	info->itree_fill = false;
 	if (ret < 0)
 		return ret;
-	s->win_hi = ~0ULL;
-	s->last = true;
-	sort(s->names, s->nr, sizeof(*s->names), cmp_names, NULL);
+	s->win.hi = ~0ULL;
+	s->win.last = true;
+	sort(s->win.names, s->win.nr, sizeof(*s->win.names), cmp_names, NULL);
 	return 0;
 }
 
@@ -1216,7 +1220,7 @@ static int fill_from_blocks(struct ext4_itree_scan *s, struct fill *f)
 		f->nr = 0;
 		/* This returns the room for a larger window. */
 		ext4_itree_drop_window(s);
-		s->want = min(s->want, WINDOW_MAX);
+		s->size.want = min(s->size.want, WINDOW_MAX);
 		/* A tree that was dropped was good until then. */
 		err = ext4_itree_in_doubt(s) ? settle_doubt(s, lo) : 0;
 		if (!err)
@@ -1239,9 +1243,9 @@ static int fill_window(struct file *file, struct ext4_itree_scan *s)
 	struct buffer_head *root = NULL;
 	int err = 0, has_inline = 0;
 
-	s->version = inode_query_iversion(s->dir);
-	s->epoch = s->stats ? ext4_itree_watch_added(s->dir) : 0;
-	s->win_lo = s->next;
+	s->win.version = inode_query_iversion(s->dir);
+	s->win.epoch = s->reader.stats ? ext4_itree_watch_added(s->dir) : 0;
+	s->win.lo = s->next;
 	if (!ext4_has_inline_data(s->dir))
 		err = ext4_itree_load(s->dir, 0, &root);
 	if (!err)
@@ -1270,8 +1274,9 @@ static int fill_window(struct file *file, struct ext4_itree_scan *s)
 static u32 next_want(const struct ext4_itree_scan *s)
 {
 	u32 limit = ext4_itree_window_limit(s);
-	u32 want = s->want < WINDOW_MIN ? 2 * s->want : 16 * s->want;
+	u32 want = s->size.want;
 
+	want *= want < WINDOW_MIN ? 2 : 16;
 	if (visits_all(s, want))
 		want = limit;
 	return min(want, limit);
@@ -1282,8 +1287,8 @@ static u32 next_want(const struct ext4_itree_scan *s)
  * @file: the scan's open directory
  * @s: the scan
  *
- * The window has s->want names, or fewer where memory is short.  Returns 0 or
- * a negative error with an empty window.  An unusable tree is not an error.
+ * The window has s->size.want names, or fewer where memory is short.  Returns 0
+ * or a negative error with an empty window.  An unusable tree is not an error.
  */
 int ext4_itree_fill_window(struct file *file, struct ext4_itree_scan *s)
 {
@@ -1291,19 +1296,19 @@ int ext4_itree_fill_window(struct file *file, struct ext4_itree_scan *s)
 
 	ext4_itree_drop_window(s);
 	/* Recent windows count most in the estimate of text. */
-	s->text_names /= 2;
-	s->text_bytes /= 2;
-	if (s->want > WINDOW_MAX && !ext4_itree_borrow_room(s))
-		s->want = WINDOW_MAX;
+	s->size.text_names /= 2;
+	s->size.text_bytes /= 2;
+	if (s->size.want > WINDOW_MAX && !ext4_itree_borrow_room(s))
+		s->size.want = WINDOW_MAX;
 	err = fill_window(file, s);
-	if (err == -ENOMEM && s->want > WINDOW_MIN) {
-		s->want = WINDOW_MIN;
+	if (err == -ENOMEM && s->size.want > WINDOW_MIN) {
+		s->size.want = WINDOW_MIN;
 		err = fill_window(file, s);
 	}
 	if (err)
 		return err;
-	s->valid = true;
-	s->want = next_want(s);
+	s->win.valid = true;
+	s->size.want = next_want(s);
 	return 0;
 }
 
@@ -1315,16 +1320,16 @@ int ext4_itree_fill_window(struct file *file, struct ext4_itree_scan *s)
  */
 static u32 mark_gone(struct ext4_itree_scan *s, struct itree *t, u32 i)
 {
-	struct scan_name *n = s->names;
+	struct scan_name *n = s->win.names;
 	struct itree_cursor cur;
 	u32 steps;
 	u64 key;
 	int ret;
 
-	while (i < s->checked) {
+	while (i < s->win.checked) {
 		ret = itree_seek(t, n[i].key, &cur);
 		steps = 0;
-		while (ret >= 0 && i < s->checked && steps < CHECK_STEPS) {
+		while (ret >= 0 && i < s->win.checked && steps < CHECK_STEPS) {
 			key = ret ? ~0ULL : itree_cursor_key(&cur);
 			if (n[i].key < key) {
 				n[i++].len = NAME_GONE;
@@ -1378,12 +1383,12 @@ static int see_name(struct ext4_itree_visit *v, u64 key, u32 minor,
 static void look_for_names(struct ext4_itree_scan *s, u32 i)
 {
 	struct recheck *r = kzalloc(sizeof(*r), GFP_KERNEL_ACCOUNT);
-	u32 nr = s->checked - i, k;
+	u32 nr = s->win.checked - i, k;
 	int err;
 
 	if (!r)
 		return;
-	r->names = &s->names[i];
+	r->names = &s->win.names[i];
 	r->f.s = s;
 	r->f.nr = nr;
 	r->f.visit.dir = s->dir;
@@ -1403,10 +1408,10 @@ static void look_for_names(struct ext4_itree_scan *s, u32 i)
 	    err == ERR_BAD_DX_DIR)
 		err = ext4_itree_visit_all(&r->f.visit);
 	if (!err && !r->f.visit.unreadable &&
-	    inode_eq_iversion(s->dir, s->checked_version))
+	    inode_eq_iversion(s->dir, s->win.checked_version))
 		for (k = 0; k < nr; k++)
 			if (!test_bit(k, r->seen))
-				s->names[i + k].len = NAME_GONE;
+				s->win.names[i + k].len = NAME_GONE;
 	kfree(r);
 }
 
@@ -1423,31 +1428,32 @@ static void look_for_names(struct ext4_itree_scan *s, u32 i)
 void ext4_itree_check_names(struct ext4_itree_scan *s)
 {
 	struct ext4_itree et;
-	u32 i = s->cur;
+	u32 i = s->win.cur;
 
-	if (inode_eq_iversion(s->dir, s->version) ||
-	    (i < s->checked && inode_eq_iversion(s->dir, s->checked_version)))
+	if (inode_eq_iversion(s->dir, s->win.version) ||
+	    (i < s->win.checked &&
+	     inode_eq_iversion(s->dir, s->win.checked_version)))
 		return;
-	s->checked = min(s->nr, i + CHECK_NAMES);
-	s->sure = i;
-	s->checked_version = inode_query_iversion(s->dir);
+	s->win.checked = min(s->win.nr, i + CHECK_NAMES);
+	s->win.sure = i;
+	s->win.checked_version = inode_query_iversion(s->dir);
 	/* "." and ".." are not in the tree. */
-	while (i < s->checked && s->names[i].key <= KEY_DOTDOT)
+	while (i < s->win.checked && s->win.names[i].key <= KEY_DOTDOT)
 		i++;
-	if (i >= s->checked)
+	if (i >= s->win.checked)
 		return;
-	if (s->by_sweep) {
+	if (s->win.by_sweep) {
 		look_for_names(s, i);
 		return;
 	}
 	if (!ext4_itree_usable(s->dir) || ext4_itree_open_nowait(&et, s->dir))
 		return;
-	s->sure = mark_gone(s, &et.t, i);
+	s->win.sure = mark_gone(s, &et.t, i);
 	ext4_itree_close(&et);
 }
 
 /**
- * ext4_itree_still_true - does the name at s->cur exist, with the window's
+ * ext4_itree_still_true - does the name at s->win.cur exist, with the window's
  * inode?
  * @s: the scan, i_rwsem held
  *
@@ -1456,17 +1462,18 @@ void ext4_itree_check_names(struct ext4_itree_scan *s)
  */
 bool ext4_itree_still_true(const struct ext4_itree_scan *s)
 {
-	const struct scan_name *n = &s->names[s->cur];
+	const struct scan_name *n = &s->win.names[s->win.cur];
 
-	if (inode_eq_iversion(s->dir, s->version))
+	if (inode_eq_iversion(s->dir, s->win.version))
 		return true;
-	if (!s->from_tree || s->cur >= s->sure || n->len == NAME_GONE ||
-	    !inode_eq_iversion(s->dir, s->checked_version))
+	if (!s->win.from_tree || s->win.cur >= s->win.sure ||
+	    n->len == NAME_GONE ||
+	    !inode_eq_iversion(s->dir, s->win.checked_version))
 		return false;
 	/* The tree cannot tell which of two names with one key is gone. */
-	if ((s->cur && n[-1].key == n->key) ||
-	    (s->cur + 1 < s->nr && n[1].key == n->key))
+	if ((s->win.cur && n[-1].key == n->key) ||
+	    (s->win.cur + 1 < s->win.nr && n[1].key == n->key))
 		return false;
-	return !ext4_itree_may_be_added(s->dir, s->epoch,
+	return !ext4_itree_may_be_added(s->dir, s->win.epoch,
 					ITREE_KEY_HASH(n->key));
 }
