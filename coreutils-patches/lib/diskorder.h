@@ -210,6 +210,10 @@ size_t dorder_handles_at(const char *root);
  * have been added.  Also called for such files as they are added: they will be
  * opened again, but only after so many others that they would be evicted by
  * then.  For files that were used, drop is called first.  NULL: never.
+ * protect: mark data that dorder_window_read_all() has read as used more than
+ * once, for windows that are used much later: otherwise it would be evicted
+ * before data that others have written or read only once since then.
+ * dorder_window_read_all() then waits for the data.
  * The others may be NULL.  The defaults: cached is dorder_cached(), place
  * dorder_first_extent(), room dorder_room(), memory dorder_pages(), and ahead
  * dorder_will_read() of at most DORDER_AHEAD_FILE.  Files that are neighbours on
@@ -227,6 +231,7 @@ struct dorder_window_ops {
 	size_t (*room)(void *ctx);
 	void *(*alloc)(void *ctx, size_t size);
 	void (*release)(void *ctx, void *memory, size_t size);
+	int protect;
 };
 
 /*

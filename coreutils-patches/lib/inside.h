@@ -24,8 +24,21 @@ bool dorder_reads_unseen(int fd, int flags);
  * DORDER_AHEAD_FILES) of at most DORDER_RUN_FILE bytes, contiguous on the disk.
  * Sets O_NOATIME on the descriptors where that is allowed.  The caller
  * keeps *refused, at first false; it is set if files cannot be mapped here.
+ * mapped: NULL, or receives the mapping, which the caller gives to
+ * dorder_protect() later.
  */
+struct dorder_mapped {
+	void *base; /* NULL: nothing could be mapped */
+	size_t size;
+};
 void dorder_read_run(const int *files, const uint32_t *sizes, uint32_t count,
-		     bool *refused);
+		     bool *refused, struct dorder_mapped *mapped);
+
+/*
+ * Waits for the data of a mapping and marks its pages as used more than once:
+ * under memory pressure they stay longer than pages that others read or write
+ * once.  Before Linux 5.14 it only unmaps.  Leaves errno alone.
+ */
+void dorder_protect(struct dorder_mapped *mapped);
 
 #endif

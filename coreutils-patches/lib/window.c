@@ -386,7 +386,8 @@ static uint32_t run_length(const struct dorder_window *window, uint32_t place,
 
 /* Starts readahead of contiguous files; asked: bytes requested of each. */
 static void read_run(struct dorder_window *window, uint32_t place,
-		     uint32_t count, uint32_t *asked)
+		     uint32_t count, uint32_t *asked,
+		     struct dorder_mapped *mapped)
 {
 	int files[DORDER_AHEAD_FILES];
 	uint32_t sizes[DORDER_AHEAD_FILES], n, opened = 0;
@@ -405,7 +406,7 @@ static void read_run(struct dorder_window *window, uint32_t place,
 		opened++;
 	}
 	if (opened)
-		dorder_read_run(files, sizes, opened, &window->refused);
+		dorder_read_run(files, sizes, opened, &window->refused, mapped);
 	while (opened--)
 		if (!keep[opened])
 			close(files[opened]);
@@ -415,18 +416,23 @@ static void read_run(struct dorder_window *window, uint32_t place,
 
 /*
  * Starts readahead of count files from a place in the order, contiguous ones
- * together.  Returns the bytes requested; asked: of each.
+ * together.  Returns the bytes requested; asked: of each.  mapped: NULL, or
+ * receives their mapping for dorder_protect().
  */
 static size_t read_files(struct dorder_window *window, uint32_t place,
-			 uint32_t count, uint32_t *asked)
+			 uint32_t count, uint32_t *asked,
+			 struct dorder_mapped *mapped)
 {
 	size_t bytes = 0;
 	uint32_t n;
 
-	if (count == 1)
+	if (mapped)
+		mapped->base = NULL;
+	if (count == 1 && (!mapped || window->ops->ahead ||
+			   size_at(window, place) > DORDER_RUN_FILE))
 		asked[0] = read_ahead(window, place);
 	else
-		read_run(window, place, count, asked);
+		read_run(window, place, count, asked, mapped);
 	for (n = 0; n < count; n++)
 		bytes += asked[n];
 	return bytes;
@@ -582,7 +588,7 @@ static void refill(struct dorder_window *window)
 	       window->ahead_bytes < DORDER_AHEAD_BYTES) {
 		count = run_length(window, window->ahead, end - window->ahead);
 		window->ahead_bytes +=
-			read_files(window, window->ahead, count, asked);
+			read_files(window, window->ahead, count, asked, NULL);
 		for (n = 0; n < count; n++)
 			window->asked[window->ahead++ % DORDER_AHEAD_FILES] =
 				asked[n];
@@ -614,15 +620,33 @@ int dorder_window_next(struct dorder_window *window, uint32_t *item)
 
 size_t dorder_window_read_all(struct dorder_window *window)
 {
-	uint32_t asked[DORDER_AHEAD_FILES], n, count;
+	struct dorder_mapped runs[DORDER_AHEAD_FILES]; /* not protected yet */
+	uint32_t asked[DORDER_AHEAD_FILES], n, count, first = 0, last = 0;
+	bool protect = window->ops->protect;
+	size_t bytes = 0, waiting = 0;
+	struct dorder_mapped *run;
 	int saved = errno;
-	size_t bytes = 0;
 
 	sort(window);
 	for (n = 0; n < window->count; n += count) {
+		/* Waits for the oldest run, while the disk reads the others. */
+		while (last - first == DORDER_AHEAD_FILES ||
+		       (first != last && waiting > DORDER_AHEAD_BYTES)) {
+			run = runs + first++ % DORDER_AHEAD_FILES;
+			waiting -= run->size;
+			dorder_protect(run);
+		}
 		count = run_length(window, n, window->count - n);
-		bytes += read_files(window, n, count, asked);
+		run = runs + last % DORDER_AHEAD_FILES;
+		bytes += read_files(window, n, count, asked,
+				    protect ? run : NULL);
+		if (protect && run->base) {
+			waiting += run->size;
+			last++;
+		}
 	}
+	while (first != last)
+		dorder_protect(runs + first++ % DORDER_AHEAD_FILES);
 	errno = saved;
 	window->first += window->count;
 	window->first %= 2 * window->max;
