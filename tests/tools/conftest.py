@@ -221,7 +221,7 @@ def asked_ahead(line):
     found = re.search(r"fadvise64\(\d+<([^>]*)>, \d+, (\d+), POSIX_FADV_WILLNEED", line)
     if found:
         return found[1], int(found[2])
-    found = re.search(r"mmap\(0x\w+, (\d+), PROT_NONE, MAP_SHARED\|MAP_FIXED, \d+<([^>]*)>", line)
+    found = re.search(r"mmap\(0x\w+, (\d+), PROT_(?:NONE|READ), MAP_SHARED\|MAP_FIXED, \d+<([^>]*)>", line)
     return (found[2], int(found[1])) if found else None
 
 
