@@ -53,9 +53,9 @@ def test_the_last_byte_of_an_image(tmp_path):
     image = make(tmp_path / "fs.img", features="^has_journal,^resize_inode", size="8M")
     image.debugfs("setb 1 8190", "mkdir /d", write=True)
     assert image.debugfs("bmap /d 0") == "8191"
-    # A directory block ends with its checksum.
+    # A directory block ends with its checksum, whose last byte is 0 in one of 256 volumes.
     data = image.path.read_bytes()
-    assert data[-1]
+    assert any(data[-4:])
     run("e2image", "-Q", image.path, tmp_path / "qcow2")
     run("e2image", "-r", tmp_path / "qcow2", tmp_path / "raw")
     assert (tmp_path / "raw").read_bytes()[-1024:] == data[-1024:]
