@@ -56,6 +56,8 @@ def loop_mounted(image, where):
     res = run("mount", "-o", "loop", image, where, ok=False)
     if res.returncode:
         pytest.skip(f"a loop mount of {image.name} failed: {res.stderr.strip()}")
+    # Another test's mount namespace may keep an earlier mount of the image, and with it what was read there.
+    pathlib.Path("/proc/sys/vm/drop_caches").write_text("3\n")
     try:
         yield where
     finally:
