@@ -64,7 +64,7 @@ def test_appliance(tmp_path):
     assert {"status", "update", "reset"} <= set(known)
     assert set(complete("itree-appliance", "")) == {*known, "--help"}
     assert complete("itree-appliance", "up") == ["update"]
-    assert sorted(complete("itree-appliance", "update", "--")) == ["--check", "--from", "--help", "--reboot"]
+    assert sorted(complete("itree-appliance", "update", "--")) == ["--again", "--check", "--from", "--help", "--reboot"]
     (tmp_path / "hosts.d").mkdir()
     (tmp_path / "hosts.d" / "mail.conf").touch()
     assert complete("itree-appliance", "--config", tmp_path, "update", "") == []

@@ -159,7 +159,9 @@ ITREE_KUNIT = {
         for name in ("backwards", "busy", "gone", "grows", "hits_begin_nothing", "jitter", "overtaken", "sparse",
                      "streak", "two_readers", "unused", "wait")
     ],
-    "ext4_itree_test": [f"itree_test_{name}" for name in ("core", "hash_positions", "hostile", "positions", "room")],
+    "ext4_itree_test": [
+        f"itree_test_{name}" for name in ("core", "find_key", "hash_positions", "hostile", "positions", "room")
+    ],
 }  # fmt: skip
 _KUNIT_RESULT = re.compile(r"^( *)(ok|not ok) \d+(?: -)? ?(.*)$")
 _KUNIT_SUBTEST = re.compile(r"^( *)# Subtest: (.*)$")
