@@ -181,7 +181,7 @@ class Waiting:
     def __exit__(self, *_) -> None:
         self.disk.release()
         for thread in self.threads:
-            thread.join(PATIENCE)
+            thread.join(4 * PATIENCE)  # a busy machine takes its time to read what was held
 
 
 def judge(g: Guest, listing: Stream, what: str, names: list[str], most: int) -> None:
