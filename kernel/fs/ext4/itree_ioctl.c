@@ -300,23 +300,11 @@ static int compare_piece(struct check *c, struct ext4_itree *et)
 	}
 }
 
-struct count {
-	struct ext4_itree_visit visit;
-	u32	nr;
-};
-
-static int count_name(struct ext4_itree_visit *v, u64 key, u32 minor,
-		      struct ext4_dir_entry_2 *de)
-{
-	container_of(v, struct count, visit)->nr++;
-	return 0;
-}
-
 static int count_names(struct inode *dir, u64 key, u32 *nr)
 {
-	struct count n = {
+	struct ext4_itree_tally n = {
 		.visit = { .dir = dir, .lo = key, .hi = key, .shared = true,
-			   .name = count_name },
+			   .name = ext4_itree_tally_name },
 	};
 	int err;
 

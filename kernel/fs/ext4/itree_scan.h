@@ -208,6 +208,14 @@ int ext4_itree_fill_window(struct file *file, struct ext4_itree_scan *s);
 void ext4_itree_check_names(struct ext4_itree_scan *s);
 bool ext4_itree_still_true(const struct ext4_itree_scan *s);
 int ext4_itree_load_index(struct inode *dir);
+/* A visit that counts names. */
+struct ext4_itree_tally {
+	struct ext4_itree_visit visit;
+	u64	nr;
+};
+
+int ext4_itree_tally_name(struct ext4_itree_visit *v, u64 key, u32 minor,
+			  struct ext4_dir_entry_2 *de);
 int ext4_itree_visit_leaves(struct ext4_itree_visit *v, const u64 *keys,
 			    u32 nr);
 u32 ext4_itree_window_limit(const struct ext4_itree_scan *s);

@@ -565,15 +565,11 @@ static void count_window(struct fill *f)
 	f->s->count.seen_to = f->s->win.hi + 1;
 }
 
-struct tally {
-	struct ext4_itree_visit visit;
-	u64	nr;
-};
-
-static int tally_name(struct ext4_itree_visit *v, u64 key, u32 minor,
-		      struct ext4_dir_entry_2 *de)
+/* Called back for a name by a visit within a struct ext4_itree_tally. */
+int ext4_itree_tally_name(struct ext4_itree_visit *v, u64 key, u32 minor,
+			  struct ext4_dir_entry_2 *de)
 {
-	container_of(v, struct tally, visit)->nr++;
+	container_of(v, struct ext4_itree_tally, visit)->nr++;
 	return 0;
 }
 
@@ -584,13 +580,13 @@ static int tally_name(struct ext4_itree_visit *v, u64 key, u32 minor,
  */
 static int settle_doubt(struct ext4_itree_scan *s, u64 lo)
 {
-	struct tally t = {
+	struct ext4_itree_tally t = {
 		.visit = {
 			.dir = s->dir,
 			.lo = s->count.from,
 			.hi = lo - 1,
 			.shared = true,
-			.name = tally_name,
+			.name = ext4_itree_tally_name,
 		},
 	};
 	bool lost = lo > s->count.from;
