@@ -336,7 +336,7 @@ def notify(store, failed=False):
 
 
 def tell(base, subject, text, facts, problems=None):
-    """Send a text by mail, facts by webhook. Returns what was done; raises BackupError if somebody was not reached.
+    """Send a text by mail, facts by webhook. Returns what was sent; raises BackupError if a way failed.
 
     problems: as in outbox.news(), if this is an alarm that is not to be repeated while nothing is worse.
     """
