@@ -89,9 +89,16 @@ struct ext4_htree_node {
 	u32		levels;		/* root: of index blocks below it */
 };
 
-/* itree_pack.c */
+/* itree_htree.c */
+int ext4_itree_load_index(struct inode *dir, u32 lo, u32 hi);
 bool ext4_htree_parse(struct inode *dir, struct buffer_head *bh,
 		      ext4_lblk_t block, struct ext4_htree_node *n);
+
+/* The first hash of an entry but the first, whose field holds limit and count. */
+static inline u32 ext4_htree_hash(const struct ext4_htree_node *n, u32 i)
+{
+	return le32_to_cpu(n->e[i].hash);
+}
 
 /* The block that an entry points to; the upper four bits are reserved. */
 static inline ext4_lblk_t ext4_htree_child(const struct ext4_htree_node *n,

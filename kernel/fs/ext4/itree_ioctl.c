@@ -306,10 +306,11 @@ static int count_names(struct inode *dir, u64 key, u32 *nr)
 		.visit = { .dir = dir, .lo = key, .hi = key, .shared = true,
 			   .name = ext4_itree_tally_name },
 	};
+	u32 hash = ITREE_KEY_HASH(key);
 	int err;
 
 	err = ext4_itree_hash_version(dir, &n.visit.hash_version) ?:
-	      ext4_itree_load_index(dir) ?:
+	      ext4_itree_load_index(dir, hash, hash) ?:
 	      ext4_itree_visit_leaves(&n.visit, &key, 1);
 	*nr = n.nr;
 	return err == ERR_BAD_DX_DIR ? -EFSCORRUPTED : err ?: n.visit.unreadable;

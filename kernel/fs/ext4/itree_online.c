@@ -3,9 +3,10 @@
  * Building and dropping the itree of a directory that is in use.
  *
  * The keys are gathered in hash order, one leaf of the htree at a time, under
- * the shared i_rwsem.  The builder's cursor is the hash up to which all names
- * have been gathered.  Writers log changes to names below it; the builder will
- * meet those above it.  Both read the cursor under i_rwsem.
+ * the shared i_rwsem, which is released to read a leaf.  The builder's cursor
+ * is the hash up to which all names have been gathered.  Writers log changes to
+ * names below it; the builder will meet those above it.  Both read the cursor
+ * under i_rwsem.
  *
  * The tree is then loaded and the log applied without i_rwsem: no other task
  * uses the segment while the ITREE flag is off and a builder registered, and
@@ -35,6 +36,11 @@
 #define LAST_ROUND	256U
 /* After so many rounds, the next one is the last in any case. */
 #define MAX_ROUNDS	16U
+/*
+ * Tries to gather a leaf without waiting for the disk under i_rwsem.  It takes
+ * more than two only if many leaves share a hash.
+ */
+#define LEAF_TRIES	256U
 /* Blocks of the segment to free before writers have their turn. */
 #define FREE_AT_ONCE	2048U
 
@@ -172,9 +178,10 @@ static int gather_name(struct ext4_itree_visit *v, u64 key, u32 minor,
 
 /*
  * Gathers the names of the leaf at the cursor, and of the next leaves while
- * they continue its last hash, and moves the cursor behind them.
+ * they continue its last hash, and moves the cursor behind them.  Returns
+ * -EAGAIN if a leaf has to be read first, unless @missing is NULL.
  */
-static int gather_leaf(struct ext4_itree_builder *b)
+static int try_leaf(struct ext4_itree_builder *b, ext4_lblk_t *missing)
 {
 	struct gather_leaf g = {
 		.visit = { .dir = b->dir, .hash_version = b->hash_version,
@@ -182,6 +189,7 @@ static int gather_leaf(struct ext4_itree_builder *b)
 		.b = b,
 	};
 	struct ext4_htree_place at = { .hash = b->cursor };
+	u64 nr = b->keys.nr;
 	ext4_lblk_t block;
 	u32 next;
 	int err;
@@ -190,6 +198,11 @@ static int gather_leaf(struct ext4_itree_builder *b)
 		err = ext4_htree_find_leaf(b->dir, &at, &block, &next);
 		if (err)
 			return err == ERR_BAD_DX_DIR ? -EFSCORRUPTED : err;
+		if (missing && !ext4_itree_in_memory(b->dir, block)) {
+			*missing = block;
+			b->keys.nr = nr;
+			return -EAGAIN;
+		}
 		g.next = next;
 		err = ext4_itree_visit_block(&g.visit, block);
 		if (err)
@@ -210,6 +223,31 @@ static int gather_leaf(struct ext4_itree_builder *b)
 	}
 }
 
+/* The same, with i_rwsem released to read. */
+static int gather_leaf(struct ext4_itree_builder *b)
+{
+	struct buffer_head *pin = NULL;
+	ext4_lblk_t missing;
+	u32 tries = 0;
+	int err;
+
+	inode_lock_shared(b->dir);
+	do {
+		err = ext4_itree_load_index(b->dir, b->cursor, b->cursor);
+		if (!err)
+			err = check_builder(b);
+		if (!err)
+			err = try_leaf(b, tries++ < LEAF_TRIES ? &missing : NULL);
+		brelse(pin);
+		pin = NULL;
+		if (err == -EAGAIN)
+			err = ext4_itree_load(b->dir, missing, &pin) ?: -EAGAIN;
+	} while (err == -EAGAIN);
+	brelse(pin);
+	inode_unlock_shared(b->dir);
+	return err == -ERESTARTSYS ? -EINTR : err;
+}
+
 static int gather(struct ext4_itree_builder *b)
 {
 	u32 names = ext4_itree_block_names(b->dir->i_sb);
@@ -227,11 +265,7 @@ static int gather(struct ext4_itree_builder *b)
 			err = ext4_itree_keys_reserve(&b->keys, names);
 		if (err)
 			break;
-		inode_lock_shared(b->dir);
-		err = check_builder(b);
-		if (!err)
-			err = gather_leaf(b);
-		inode_unlock_shared(b->dir);
+		err = gather_leaf(b);
 		ext4_itree_keys_tidy(&b->keys);
 	}
 	return err ? err : ext4_itree_keys_merge(&b->keys);

@@ -80,55 +80,10 @@ static ext4_lblk_t blocks_of(struct inode *dir)
 
 /* --- the index --- */
 
-static u32 entry_hash(const struct ext4_htree_node *n, u32 i)
-{
-	return le32_to_cpu(n->e[i].hash);
-}
-
 /* The hash field of the first entry holds limit and count of the block. */
 static void set_count(struct ext4_htree_entry *first, u32 count)
 {
 	((__le16 *)first)[1] = cpu_to_le16(count);
-}
-
-/**
- * ext4_htree_parse - parse an index block of an htree
- * @dir: its directory
- * @bh: block, whose checksum has been verified
- * @block: its logical number; 0 is the root
- * @n: filled in; borrows @bh
- *
- * Returns false if it is not an index block.  For the format, see struct
- * dx_root, dx_node, dx_entry and dx_countlimit in namei.c.
- */
-bool ext4_htree_parse(struct inode *dir, struct buffer_head *bh,
-		      ext4_lblk_t block, struct ext4_htree_node *n)
-{
-	bool csum = ext4_has_feature_metadata_csum(dir->i_sb);
-	u32 size = dir->i_sb->s_blocksize, head = block ? 8 : 32;
-	/* As in dx_node_limit(): with hashes in entries, 8 bytes stay free. */
-	u32 room = size - (block ? ext4_dir_rec_len(0, dir) : head);
-	struct ext4_dir_entry_2 *de = (struct ext4_dir_entry_2 *)bh->b_data;
-	u8 *info = (u8 *)bh->b_data + 24;
-
-	n->bh = bh;
-	n->block = block;
-	n->at = 0;
-	n->levels = 0;
-	n->e = (struct ext4_htree_entry *)(bh->b_data + head);
-	n->limit = le16_to_cpu(((__le16 *)n->e)[0]);
-	n->count = le16_to_cpu(((__le16 *)n->e)[1]);
-	if (block) {
-		if (de->inode || ext4_rec_len_from_disk(de->rec_len, size) != size)
-			return false;
-	} else {
-		n->levels = info[6];
-		if (info[5] != 8 ||
-		    n->levels >= ext4_dir_htree_level(dir->i_sb))
-			return false;
-	}
-	return n->limit == room / sizeof(*n->e) - csum &&
-	       n->count && n->count <= n->limit;
 }
 
 /*
@@ -194,7 +149,7 @@ static int walk(struct pack *p, u32 hash, struct htree_path *path)
 			return err;
 		if (!block)
 			path->bottom = n->levels;
-		while (n->at + 1 < n->count && entry_hash(n, n->at + 1) <= hash)
+		while (n->at + 1 < n->count && ext4_htree_hash(n, n->at + 1) <= hash)
 			n->at++;
 		block = ext4_htree_child(n, n->at);
 		if (n == &path->node[path->bottom])
@@ -653,7 +608,7 @@ static int open_leaf(struct pack *p, ext4_lblk_t block,
 static int step_leaf(struct pack *p, struct ext4_htree_node *n)
 {
 	struct change c = { .parent = n, .at = n->at, .leaves = true };
-	u32 left, right, next = entry_hash(n, n->at + 1);
+	u32 left, right, next = ext4_htree_hash(n, n->at + 1);
 	int err;
 
 	if (ext4_htree_child(n, n->at) == ext4_htree_child(n, n->at + 1))
@@ -688,8 +643,8 @@ static int step_node(struct pack *p, struct ext4_htree_node *parent,
 	if (left.count + n->count <= FULL(left.limit)) {
 		c.left = left.bh;
 		/* The last leaf there and the first one here are neighbours. */
-		p->cursor = left.count > 1 ? entry_hash(&left, left.count - 1) :
-			    c.at ? entry_hash(parent, c.at) : 0;
+		p->cursor = left.count > 1 ? ext4_htree_hash(&left, left.count - 1) :
+			    c.at ? ext4_htree_hash(parent, c.at) : 0;
 		err = change(p, &c);
 		*joined = true;
 	}
@@ -727,7 +682,7 @@ static int step(struct pack *p)
 			break;
 		}
 		if (n->at + 1 < n->count) {
-			p->cursor = entry_hash(n, n->at + 1);
+			p->cursor = ext4_htree_hash(n, n->at + 1);
 			break;
 		}
 		if (l)

@@ -207,7 +207,6 @@ void ext4_itree_drop_window(struct ext4_itree_scan *s);
 int ext4_itree_fill_window(struct file *file, struct ext4_itree_scan *s);
 void ext4_itree_check_names(struct ext4_itree_scan *s);
 bool ext4_itree_still_true(const struct ext4_itree_scan *s);
-int ext4_itree_load_index(struct inode *dir);
 /* A visit that counts names. */
 struct ext4_itree_tally {
 	struct ext4_itree_visit visit;

@@ -69,7 +69,7 @@ static bool sweep_pays(struct inode *dir, u32 hash, u32 minor)
 	ext4_lblk_t block;
 	u32 next;
 
-	if (ext4_itree_load_index(dir) ||
+	if (ext4_itree_load_index(dir, hash, hash) ||
 	    ext4_itree_hash_version(dir, &s.visit.hash_version) ||
 	    ext4_htree_find_leaf(dir, &at, &block, &next) ||
 	    ext4_itree_visit_block(&s.visit, block))

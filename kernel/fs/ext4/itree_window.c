@@ -664,52 +664,6 @@ static bool visits_all(const struct ext4_itree_scan *s, u32 keys)
 				      blocks > ext4_itree_ahead_limit());
 }
 
-/*
- * Brings the blocks of the htree's index into memory, so that searches need not
- * read them.  Reporting a bad index is left to the searches.
- */
-static int load_index(struct inode *dir, ext4_lblk_t block, u32 levels)
-{
-	struct ext4_htree_node n = { .count = 1 };
-	struct buffer_head *bh;
-	ext4_lblk_t child;
-	int err = 0;
-	u32 i;
-
-	for (i = 0; !err && i < n.count; i++) {
-		if (fatal_signal_pending(current))
-			return -ERESTARTSYS;
-		cond_resched();
-		err = ext4_itree_load(dir, block, &bh);
-		if (!bh)
-			return err == -ENOENT ? err : 0;
-		if (!ext4_htree_parse(dir, bh, block, &n) || i >= n.count) {
-			brelse(bh);
-			break;
-		}
-		if (!block)
-			levels = n.levels;
-		child = ext4_htree_child(&n, i);
-		brelse(bh);
-		if (!levels)
-			break;
-		if (child && child < dir->i_size >> dir->i_blkbits)
-			err = load_index(dir, child, levels - 1);
-	}
-	return err;
-}
-
-/**
- * ext4_itree_load_index - bring an htree's index into memory
- * @dir: directory, i_rwsem held shared; released to read
- *
- * Returns 0, or an error: -ENOENT if the directory has been removed meanwhile.
- */
-int ext4_itree_load_index(struct inode *dir)
-{
-	return load_index(dir, 0, 0);
-}
-
 /* Empties the slots of all keys. */
 static void start_finding(struct fill *f)
 {
@@ -785,7 +739,7 @@ static int find_names(struct fill *f)
 	}
 	if (all)
 		return ext4_itree_visit_all(&f->visit);
-	err = ext4_itree_load_index(s->dir);
+	err = ext4_itree_load_index(s->dir, 0, ~0U);
 	if (!err)
 		err = ext4_itree_visit_leaves(&f->visit, by_hash, f->nr);
 	kvfree(by_hash);
@@ -1396,7 +1350,7 @@ static void look_for_names(struct ext4_itree_scan *s, u32 i)
 	for (k = 0; k < nr; k++)
 		r->keys[k] = r->names[k].key;
 	sort(r->keys, nr, sizeof(u64), cmp_hashes, NULL);
-	err = ext4_itree_load_index(s->dir);
+	err = ext4_itree_load_index(s->dir, 0, ~0U);
 	if (!err)
 		err = ext4_itree_visit_leaves(&r->f.visit, r->keys, nr);
 	/* The htree is broken: look for the names in all blocks. */

@@ -14,7 +14,7 @@ import time
 
 from kt.faults import LOG, Faulty
 from kt.guest import Failed, Guest
-from kt.itree_ioctl import BAD, CHECK, STAT, VERIFY, Answer, itree
+from kt.itree_ioctl import BAD, BUILD, CHECK, FORCE, STAT, VERIFY, Answer, itree
 from kt.mapper import Mapped
 from kt.registry import case
 from kt.resume import LIBC, Listing
@@ -105,8 +105,8 @@ class Stream(Listing, Sleeper):
             self.error = err
 
 
-class Check(Sleeper):
-    """A call that checks a directory or verifies its tree; may be made in a thread."""
+class Call(Sleeper):
+    """A call of an operation on a directory's tree; may be made in a thread."""
 
     def __init__(self, where: str, op: int, flags: int):
         self.where, self.op, self.flags = where, op, flags
@@ -241,7 +241,7 @@ def held_check(g: Guest) -> None:
         replace(g, new, old)
         os.sync()
         disk.hold(chosen, size)
-        check = Check(g.path("d"), op, flags)
+        check = Call(g.path("d"), op, flags)
         with Waiting(g, disk, what, check) as waiting:
             waiting.do(replace, g, old, new)
         old, new = new, old
@@ -249,6 +249,38 @@ def held_check(g: Guest) -> None:
             found = check.answer
             g.equal((found.state & BAD, found.missing, found.extra, found.found), (0, 0, 0, []), f"{what}: differences")
             g.equal(found.keys, N + len(old), f"{what}: keys")
+        left = itree(g.path("d"), CHECK)
+        g.equal(
+            (left.state & BAD, left.names, left.missing, left.extra),
+            (0, N + len(old), 0, 0),
+            f"{what}: check afterwards",
+        )
+    g.umount()
+    disk.remove()
+
+
+def held_build(g: Guest) -> None:
+    """While the disk does not answer a build, the directory can change, and the tree then has the changes."""
+    disk = Faulty(g)
+    make(g)
+    size = os.statvfs(g.mnt).f_bsize
+    blocks = blocks_of(g)[1:]
+    old, new = WRITERS, [f"{name}-" for name in WRITERS]
+    for name in old:
+        os.mknod(g.path(f"d/{name}"))
+    for what, chosen in ("all blocks", blocks), ("one block", blocks[len(blocks) // 2 :][:1]):
+        g.again("commit=600")
+        # What the change needs is in memory then.
+        replace(g, old, new)
+        replace(g, new, old)
+        os.sync()
+        disk.hold(chosen, size)
+        build = Call(g.path("d"), BUILD, FORCE)
+        with Waiting(g, disk, what, build) as waiting:
+            waiting.do(replace, g, old, new)
+        old, new = new, old
+        if g.want(build.answer is not None, f"{what}: no answer: {build.error}"):
+            g.equal(build.answer.names, N + len(old), f"{what}: names in the tree")
         left = itree(g.path("d"), CHECK)
         g.equal(
             (left.state & BAD, left.names, left.missing, left.extra),
@@ -320,4 +352,5 @@ def bad_block(g: Guest) -> None:
 case("reader-moved", "reader", mkfs=("-b", "1024"), size="96M", cost=20, limit=600)(moved)
 case("reader-held", "reader", mkfs=("-b", "1024"), size="96M", cost=40, limit=600)(held)
 case("reader-held-check", "reader", mkfs=("-b", "1024"), size="96M", cost=40, limit=600)(held_check)
+case("reader-held-build", "reader", mkfs=("-b", "1024"), size="96M", cost=40, limit=600)(held_build)
 case("reader-bad-block", "reader", mkfs=("-b", "4096"), size="96M", allow=LOG, cost=20, limit=600)(bad_block)
