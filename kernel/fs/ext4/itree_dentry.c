@@ -248,18 +248,19 @@ out:
 
 /**
  * ext4_itree_prime - make the dentry of the name that has just been returned
- * @s: the scan, at that name
+ * @s: the scan, at that name; s->reader.prime is set: the reader will look the
+ *     name up
  * @file: its directory, i_rwsem held shared
  *
- * Best effort: only for readers that will look the name up, and only while no
- * task waits to change the directory.  Otherwise the look-up makes the dentry.
+ * Best effort: only while no task waits to change the directory.  Otherwise the
+ * look-up makes the dentry.
  */
 void ext4_itree_prime(struct ext4_itree_scan *s, struct file *file)
 {
 	const struct scan_name *n = &s->win.names[s->win.cur];
 	struct dentry *parent = file->f_path.dentry;
 
-	if (!s->reader.prime || n->key <= KEY_DOTDOT)
+	if (n->key <= KEY_DOTDOT)
 		return;
 	if (s->win.cur >= s->reader.prime_to) {
 		s->reader.prime_to = s->win.cur + PRIME_RUN;

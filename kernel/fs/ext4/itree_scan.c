@@ -295,14 +295,17 @@ static int emit_names(struct file *file, struct dir_context *ctx,
 			s->win.last = true;
 			continue;
 		}
-		ext4_itree_check_names(s);
+		/* Most listings meet no change: save the call for each name. */
+		if (!inode_eq_iversion(s->dir, s->win.version))
+			ext4_itree_check_names(s);
 		if (n->len != NAME_GONE && !returned(s, n) &&
 		    !ext4_itree_comes_later(s, n)) {
 			ctx->pos = key_to_pos(n->key, s->pass->id);
 			if (!dir_emit(ctx, n->name, n->len, n->ino, n->type))
 				return 0;
 			*gave = true;
-			ext4_itree_prime(s, file);
+			if (s->reader.prime)
+				ext4_itree_prime(s, file);
 		}
 		advance(s);
 	}

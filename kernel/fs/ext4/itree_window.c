@@ -822,7 +822,8 @@ static void keep_named(struct fill *f)
 	u32 names = names_taken(f);
 
 	leave_dir(s, names);
-	pass_by(f);
+	if (f->found < f->nr || f->extra)
+		pass_by(f);
 	if (!f->extra)
 		sort_runs(f);
 	s->win.nr += f->nr;
@@ -1367,7 +1368,8 @@ static void look_for_names(struct ext4_itree_scan *s, u32 i)
 
 /**
  * ext4_itree_check_names - drop names of the window that have been removed
- * @s: the scan, i_rwsem held shared
+ * @s: the scan, i_rwsem held shared; the directory has changed since s->win was
+ *     filled
  *
  * A window is a snapshot of the directory.  After a change, this searches the
  * tree for the next names, which visits no blocks of the directory.  Without a
@@ -1380,9 +1382,8 @@ void ext4_itree_check_names(struct ext4_itree_scan *s)
 	struct ext4_itree et;
 	u32 i = s->win.cur;
 
-	if (inode_eq_iversion(s->dir, s->win.version) ||
-	    (i < s->win.checked &&
-	     inode_eq_iversion(s->dir, s->win.checked_version)))
+	if (i < s->win.checked &&
+	    inode_eq_iversion(s->dir, s->win.checked_version))
 		return;
 	s->win.checked = min(s->win.nr, i + CHECK_NAMES);
 	s->win.sure = i;
