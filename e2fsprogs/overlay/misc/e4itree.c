@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
+#include <linux/fs.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -90,6 +91,21 @@ int itree_call(int fd, int op, unsigned int flags, unsigned long long from,
 	return err;
 }
 
+/*
+ * The kernel does not change an immutable directory, as a locked backup is.
+ * Among directories below others, one more is no failure: skips it.
+ */
+int skip_immutable(int fd, unsigned int dir_blocks)
+{
+	int flags;
+
+	if (!opt.recursive || ioctl(fd, FS_IOC_GETFLAGS, &flags) ||
+	    !(flags & FS_IMMUTABLE_FL))
+		return 0;
+	skip("immutable", dir_blocks, "is immutable");
+	return 1;
+}
+
 static void do_build(int fd, const struct ext4_itree_args *st)
 {
 	const unsigned int built = EXT4_ITREE_HAS_TREE | EXT4_ITREE_CHANGED;
@@ -112,6 +128,8 @@ static void do_build(int fd, const struct ext4_itree_args *st)
 		fail(ENODATA, "the tree could not be built");
 		return;
 	}
+	if (skip_immutable(fd, st->ia_dir_blocks))
+		return;
 	if (opt.dry_run) {
 		skip("would-build", st->ia_dir_blocks, "would build its tree");
 		return;
@@ -140,6 +158,8 @@ static void do_drop(int fd, const struct ext4_itree_args *st)
 	struct ext4_itree_args a;
 	int err;
 
+	if (skip_immutable(fd, st->ia_dir_blocks))
+		return;
 	if (opt.dry_run) {
 		skip(st->ia_state & EXT4_ITREE_HAS_TREE ? "would-drop" :
 		     "none", st->ia_dir_blocks, st->ia_state & EXT4_ITREE_HAS_TREE ?

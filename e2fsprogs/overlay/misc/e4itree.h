@@ -55,6 +55,7 @@ extern volatile sig_atomic_t cancelled;
 
 void out_of_memory(void);
 DIR *open_listing(int fd);
+int skip_immutable(int fd, unsigned int dir_blocks);
 int itree_call(int fd, int op, unsigned int flags, unsigned long long from,
 	       struct ext4_itree_args *a, struct ext4_itree_diff *diffs);
 

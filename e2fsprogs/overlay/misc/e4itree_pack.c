@@ -201,6 +201,8 @@ int pack(int fd)
 			  "quarter of its blocks (see --force)");
 		return 0;
 	}
+	if (skip_immutable(fd, r.dir_before))
+		return 0;
 	if (opt.dry_run) {
 		report_packed(&r);
 		return 0;

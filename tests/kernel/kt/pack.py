@@ -25,6 +25,7 @@ from kt.registry import MILLION, case
 from kt.resume import Listing
 
 CUTS, ALL_CUTS = 40, 1000
+IMMUTABLE = 0x10
 
 
 def mail_names(n: int, length: int = 16) -> list[str]:
@@ -362,7 +363,7 @@ def refusals(g: Guest) -> None:
         os._exit(io.errno_of(d, io.PACK))
     g.equal(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), errno.EPERM, "another user")
     flags = g.flags(d)
-    g.set_flags(d, flags | 0x10)
+    g.set_flags(d, flags | IMMUTABLE)
     g.equal(io.errno_of(d, io.PACK), errno.EPERM, "an immutable directory")
     g.set_flags(d, flags)
     g.remount("ro")
@@ -375,6 +376,31 @@ def refusals(g: Guest) -> None:
 
 
 case("pack-refusals", "online", {"bs": 1024}, mkfs=("-b", "1024"), size="64M", cost=10)(refusals)
+
+
+def immutable(g: Guest) -> None:
+    """With --recursive, an immutable directory is skipped and the others are changed; named alone, it is an error."""
+    g.mount()
+    dirs = {x: g.path(x) for x in ("fixed", "other")}
+    left = {x: thin(d, filled(g, 3000, x), 0.9) for x, d in dirs.items()}
+    flags = g.flags(dirs["fixed"])
+    g.set_flags(dirs["fixed"], flags | IMMUTABLE)
+    blocks = g.dir_blocks(dirs["fixed"])
+    for op in ("build", "--force"), ("pack",), ("drop",):
+        tries = e4itree(g, *op, "-n", "--recursive", "--verbose", g.mnt)
+        g.equal(tries.stdout.count(": is immutable"), 1, f"{op} -n: directories skipped")
+        done = e4itree(g, *op, "--recursive", "--verbose", g.mnt)
+        g.equal(done.stdout.count(": is immutable"), 1, f"{op}: directories skipped")
+        alone = e4itree(g, *op, dirs["fixed"], code=1)
+        g.want("not while it is immutable" in alone.stderr, f"{op} of it alone: {alone.stderr}")
+        g.equal(g.has_tree(dirs["other"]), op != ("drop",), f"{op}: does the other directory have a tree?")
+    g.want(g.dir_blocks(dirs["other"]) * 4 < blocks, "the other directory was not packed")
+    g.equal((g.dir_blocks(dirs["fixed"]), g.has_tree(dirs["fixed"])), (blocks, True), "the immutable directory")
+    g.set_flags(dirs["fixed"], flags)
+    g.equal({x: dict(g.names(x)) for x in dirs}, left, "names")
+
+
+case("pack-immutable", "online", {"bs": 1024}, mkfs=("-b", "1024"), size="64M", cost=10)(immutable)
 
 
 def tool(g: Guest) -> None:
