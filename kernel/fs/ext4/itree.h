@@ -52,6 +52,7 @@ struct ext4_itree_dir {
 	struct ext4_itree_builder *builder;	/* changes under i_rwsem */
 	struct ext4_itree_streams *streams;	/* itree_files.c */
 	atomic_t visits;	/* ext4_itree_visit_all() by readers */
+	u32	nr_moved;	/* names in the log of itree_open.c */
 	u16	missed;		/* blocks that had to be read, itree_ahead.c */
 	bool	packing;	/* changes under i_rwsem */
 };

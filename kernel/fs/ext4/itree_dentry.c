@@ -248,8 +248,7 @@ out:
 
 /**
  * ext4_itree_prime - make the dentry of the name that has just been returned
- * @s: the scan, at that name; s->reader.prime is set: the reader will look the
- *     name up
+ * @s: the scan, at that name, of a reader that looks names up
  * @file: its directory, i_rwsem held shared
  *
  * Best effort: only while no task waits to change the directory.  Otherwise the

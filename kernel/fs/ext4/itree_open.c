@@ -64,7 +64,6 @@ struct ext4_itree_readers {
 	spinlock_t	lock;		/* of all that follows */
 	struct rb_root	log;
 	struct list_head ages;
-	u32		nr_log;
 	u64		clock;		/* names logged, or lost, so far */
 	u64		lost;		/* the log lacks some up to this time */
 	struct list_head passes;	/* least recently used first */
@@ -142,7 +141,7 @@ static struct rb_root empty_log(struct ext4_itree_readers *r)
 
 	r->log = RB_ROOT;
 	INIT_LIST_HEAD(&r->ages);
-	r->nr_log = 0;
+	r->dir.nr_moved = 0;
 	r->lost = r->clock;
 	return log;
 }
@@ -235,7 +234,7 @@ static void log_insert(struct ext4_itree_readers *r, struct moved *new)
 	rb_link_node(&new->node, parent, p);
 	rb_insert_color(&new->node, &r->log);
 	list_add_tail(&new->age, &r->ages);
-	r->nr_log++;
+	r->dir.nr_moved++;
 }
 
 /* Does a pass need the log? */
@@ -252,7 +251,7 @@ static struct moved *drop_oldest(struct ext4_itree_readers *r)
 
 	list_del(&m->age);
 	rb_erase(&m->node, &r->log);
-	r->nr_log--;
+	r->dir.nr_moved--;
 	r->lost = m->when;
 	return m;
 }
@@ -292,7 +291,7 @@ void ext4_itree_readers_renumber(struct inode *dir, struct ext4_dir_entry_2 *de)
 		} else {
 			new->when = r->clock;
 			log_insert(r, new);
-			new = r->nr_log > LOG_MAX ? drop_oldest(r) : NULL;
+			new = r->dir.nr_moved > LOG_MAX ? drop_oldest(r) : NULL;
 		}
 	} else {
 		old = empty_log(r);
@@ -370,7 +369,7 @@ static bool has_hash(struct ext4_itree_readers *r, struct ext4_itree_pass *pass,
 
 /**
  * ext4_itree_comes_later - does the pass return this name at its end?
- * @s: scan in inode order
+ * @s: scan in inode order, of a directory with names that have moved
  * @n: name that it is about to return
  */
 bool ext4_itree_comes_later(struct ext4_itree_scan *s, const struct scan_name *n)
@@ -378,8 +377,7 @@ bool ext4_itree_comes_later(struct ext4_itree_scan *s, const struct scan_name *n
 	struct ext4_itree_readers *r = readers_of(s->dir);
 	u32 hash = ITREE_KEY_HASH(n->key), minor;
 
-	/* i_rwsem is held while names are emitted, so the log cannot grow. */
-	if (!READ_ONCE(r->nr_log) || n->key <= KEY_DOTDOT)
+	if (n->key <= KEY_DOTDOT)
 		return false;
 	/* The key contains the hash: most names need not be hashed again. */
 	if (!has_hash(r, s->pass, hash))

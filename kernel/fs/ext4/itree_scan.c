@@ -262,6 +262,19 @@ static int mind_others(struct ext4_itree_scan *s)
 	return IS_DEADDIR(s->dir) ? -ENOENT : 0;
 }
 
+/* i_rwsem is held while names are emitted, so none moves meanwhile. */
+static bool any_moved(const struct ext4_itree_scan *s)
+{
+	return READ_ONCE(ext4_itree_dir(s->dir)->nr_moved);
+}
+
+/* May the name at s->win.cur need a dentry? */
+static bool primes(const struct ext4_itree_scan *s)
+{
+	return s->reader.prime &&
+	       (s->reader.prime_run || s->win.cur >= s->reader.prime_to);
+}
+
 /*
  * Emits names from the scan's position on.  Returns 0 when the reader's buffer
  * is full, 1 after the last name in inode order.  If the directory changes
@@ -295,16 +308,16 @@ static int emit_names(struct file *file, struct dir_context *ctx,
 			s->win.last = true;
 			continue;
 		}
-		/* Most listings meet no change: save the call for each name. */
+		/* Most listings meet no change: save the calls for each name. */
 		if (!inode_eq_iversion(s->dir, s->win.version))
 			ext4_itree_check_names(s);
 		if (n->len != NAME_GONE && !returned(s, n) &&
-		    !ext4_itree_comes_later(s, n)) {
+		    !(any_moved(s) && ext4_itree_comes_later(s, n))) {
 			ctx->pos = key_to_pos(n->key, s->pass->id);
 			if (!dir_emit(ctx, n->name, n->len, n->ino, n->type))
 				return 0;
 			*gave = true;
-			if (s->reader.prime)
+			if (primes(s))
 				ext4_itree_prime(s, file);
 		}
 		advance(s);
