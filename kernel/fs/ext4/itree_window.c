@@ -1249,6 +1249,10 @@ int ext4_itree_fill_window(struct file *file, struct ext4_itree_scan *s)
 	/* Recent windows count most in the estimate of text. */
 	s->size.text_names /= 2;
 	s->size.text_bytes /= 2;
+	/* A visit of all blocks is to find as many names as it can. */
+	if (visits_all(s, s->size.want))
+		s->size.want = max(s->size.want,
+				   min(ext4_itree_window_limit(s), WINDOW_MAX));
 	if (s->size.want > WINDOW_MAX && !ext4_itree_borrow_room(s))
 		s->size.want = WINDOW_MAX;
 	err = fill_window(file, s);
