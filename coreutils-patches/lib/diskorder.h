@@ -194,7 +194,8 @@ size_t dorder_handles_at(const char *root);
  * numbered from 0 in the order in which they were added.
  *
  * open: open an item for reading, as cheaply as possible, or return -1 to
- * leave it out of reading ahead; the window closes it.
+ * leave it out of reading ahead; the window closes it.  With drop, open it as
+ * the caller does to use it: see dorder_window_file().
  * hold: open an item with O_PATH, which makes the file system read its inode and
  * pin it together with the name, or return -1; the window closes it after the
  * file has been used.  With many files, the window opens as many as memory has
@@ -217,8 +218,7 @@ size_t dorder_handles_at(const char *root);
  * The others may be NULL.  The defaults: cached is dorder_cached(), place
  * dorder_first_extent(), room dorder_room(), memory dorder_pages(), and ahead
  * dorder_will_read() of at most DORDER_AHEAD_FILE.  Files that are neighbours on
- * the disk get fewer and larger requests instead; their descriptors get
- * O_NOATIME where that is allowed.
+ * the disk get fewer and larger requests instead.
  */
 struct dorder_window_ops {
 	int (*open)(void *ctx, uint32_t item);
@@ -327,6 +327,16 @@ void dorder_window_part(struct dorder_window *window);
  * reused.  The first call sorts; each call reads ahead.
  */
 int dorder_window_next(struct dorder_window *window, uint32_t *item);
+
+/*
+ * Returns a duplicate of the descriptor by which the file handed out last has
+ * been read ahead, so that the caller need not open the file once more, and
+ * closes it itself; never 0 to 2.  The offset is 0 the first time.  Returns -1 if
+ * the file has to be opened: the window has no drop, or the limit of open files
+ * is low.  The name may be that of another file by now: compare.  Leaves errno
+ * alone.
+ */
+int dorder_window_file(const struct dorder_window *window);
 
 /*
  * Reads all files ahead in disk order and empties the window: for callers that

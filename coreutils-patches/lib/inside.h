@@ -22,7 +22,7 @@ bool dorder_reads_unseen(int fd, int flags);
 /*
  * Reads ahead, in as few requests as possible, count files (at most
  * DORDER_AHEAD_FILES) of at most DORDER_RUN_FILE bytes, contiguous on the disk.
- * Sets O_NOATIME on the descriptors where that is allowed.  The caller
+ * Leaves times of access and the flags of the descriptors alone.  The caller
  * keeps *refused, at first false; it is set if files cannot be mapped here.
  * mapped: NULL, or receives the mapping, which the caller gives to
  * dorder_protect() later.

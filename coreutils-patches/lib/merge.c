@@ -54,6 +54,9 @@ static size_t map_files(char *base, int prot, const int *files,
 		else
 			/* Don't retry: a security module logs each attempt. */
 			*refused = errno != ENOMEM && errno != EAGAIN;
+		/* mmap() has looked at the flag; later reads are the caller's. */
+		if (!(flags & O_NOATIME))
+			(void)fcntl(files[n], F_SETFL, flags);
 	}
 	return used;
 }

@@ -11,6 +11,7 @@
 #include "inside.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,6 +54,8 @@ struct dorder_window {
 	struct dorder_hold looks; /* counts waits of looking files up to add */
 	uint32_t nr_looks; /* how many look-ups so far */
 	struct dorder_hold hold; /* by place in keys, modulo stretch */
+	/* Files read ahead, until used: by place, modulo DORDER_AHEAD_FILES. */
+	struct dorder_hold open;
 	uint32_t first; /* for kept files: the place of item 0 in hold, */
 	uint32_t used; /* and the place that will be used next */
 	struct {
@@ -64,6 +67,9 @@ struct dorder_window {
 
 /* File systems allocate whole blocks, of at least this many bytes. */
 #define BLOCK 4096
+
+/* Where fewer files may be held, the program needs these descriptors itself. */
+#define FEW_FILES 64
 
 /* In sizes: the file's data is not dropped. */
 #define KEEP ((uint32_t)1 << 31)
@@ -89,6 +95,7 @@ static void leave(struct dorder_window *window)
 		dorder_hold_end(&window->hold);
 		dorder_pages_free(window->round, round_bytes(window));
 	}
+	dorder_hold_end(&window->open);
 	errno = saved;
 	for (n = 0; n < window->until; n++) {
 		item = window->keys[n].value;
@@ -337,6 +344,15 @@ static int open_place(struct dorder_window *window, uint32_t place, bool *keep)
 	return *keep ? fd : window->ops->open(window->ctx, item);
 }
 
+/* Closes a file that has been read ahead, or keeps it until it is used. */
+static void close_place(struct dorder_window *window, uint32_t place, int fd)
+{
+	if (window->open.files)
+		dorder_hold_take(&window->open, place % DORDER_AHEAD_FILES, fd);
+	else
+		close(fd);
+}
+
 /* How many bytes to read ahead of the file at a place in the order. */
 static uint32_t size_at(const struct dorder_window *window, uint32_t place)
 {
@@ -357,7 +373,7 @@ static size_t read_ahead(struct dorder_window *window, uint32_t place)
 			? window->ops->ahead(window->ctx, fd, size)
 			: dorder_will_read(fd, size, DORDER_AHEAD_FILE);
 	if (!keep)
-		close(fd);
+		close_place(window, place, fd);
 	return bytes;
 }
 
@@ -390,7 +406,8 @@ static void read_run(struct dorder_window *window, uint32_t place,
 		     struct dorder_mapped *mapped)
 {
 	int files[DORDER_AHEAD_FILES];
-	uint32_t sizes[DORDER_AHEAD_FILES], n, opened = 0;
+	uint32_t sizes[DORDER_AHEAD_FILES], places[DORDER_AHEAD_FILES];
+	uint32_t n, opened = 0;
 	bool keep[DORDER_AHEAD_FILES];
 
 	for (n = 0; n < count; n++) {
@@ -403,13 +420,13 @@ static void read_run(struct dorder_window *window, uint32_t place,
 		if (files[opened] < 0)
 			continue;
 		asked[n] = sizes[opened] = size_at(window, place + n);
-		opened++;
+		places[opened++] = place + n;
 	}
 	if (opened)
 		dorder_read_run(files, sizes, opened, &window->refused, mapped);
 	while (opened--)
 		if (!keep[opened])
-			close(files[opened]);
+			close_place(window, places[opened], files[opened]);
 	for (; n < count; n++)
 		asked[n] = read_ahead(window, place + n);
 }
@@ -468,6 +485,15 @@ static void start_holding(struct dorder_window *window)
 	window->round = dorder_pages(round_bytes(window));
 	if (!window->round)
 		dorder_hold_end(&window->hold);
+}
+
+/* Prepares to keep files that are read ahead open until they are used. */
+static void start_opening(struct dorder_window *window)
+{
+	if (window->ops->drop &&
+	    dorder_hold_start(&window->open, DORDER_AHEAD_FILES) &&
+	    window->open.most < FEW_FILES)
+		dorder_hold_end(&window->open);
 }
 
 /*
@@ -532,6 +558,24 @@ static void look(struct dorder_window *window)
 	errno = saved;
 }
 
+/* The descriptor by which the file handed out last was read ahead, or -1. */
+static int held_open(const struct dorder_window *window)
+{
+	if (!window->next || !window->open.files)
+		return -1;
+	return window->open.files[(window->next - 1) % DORDER_AHEAD_FILES];
+}
+
+int dorder_window_file(const struct dorder_window *window)
+{
+	int saved = errno, fd = held_open(window);
+
+	if (fd >= 0)
+		fd = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+	errno = saved;
+	return fd;
+}
+
 /*
  * The file handed out last has been used: evict its data, which was not in
  * memory before.  Otherwise directory blocks and inode tables, which are needed
@@ -547,6 +591,11 @@ static void drop(struct dorder_window *window)
 		give_back = window->ops->forget;
 	if (!give_back || window->sizes[item] & KEEP)
 		return;
+	fd = held_open(window);
+	if (fd >= 0) {
+		give_back(window->ctx, fd);
+		return;
+	}
 	fd = window->ops->open(window->ctx, item);
 	if (fd >= 0) {
 		give_back(window->ctx, fd);
@@ -562,6 +611,8 @@ static void done(struct dorder_window *window)
 	if (!window->next)
 		return;
 	drop(window);
+	dorder_hold_release(&window->open,
+			    (window->next - 1) % DORDER_AHEAD_FILES);
 	if (window->round)
 		dorder_hold_release(&window->hold,
 				    (window->next - 1) % window->stretch);
@@ -600,8 +651,10 @@ int dorder_window_next(struct dorder_window *window, uint32_t *item)
 	int saved = errno;
 
 	sort(window);
-	if (!window->next)
+	if (!window->next) {
 		start_holding(window);
+		start_opening(window);
+	}
 	errno = saved;
 	done(window);
 	if (window->next == window->until) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: LGPL-2.0-or-later
 /*
- * Tests the window with fake files: each file once and in the order of places,
+ * Tests the window, most with fake files: each file once and in the order of places,
  * whatever fails; readahead within its bounds; no more memory than documented.
- * Prints TAP.  usage: test_window [SEED]
+ * Prints TAP.  usage: test_window [SEED [DIRECTORY]]
  */
 #include "../lib/diskorder.h"
 #include "../lib/hold.h"
@@ -222,7 +222,8 @@ static void test_bounds(void)
 struct lots {
 	unsigned char held[LOTS], dropped[LOTS], forgotten[LOTS]; /* by item */
 	int fd[LOTS]; /* the descriptor that holds an item */
-	uint32_t last, holds, falls, firsts, opening;
+	uint32_t by_fd[2 * LOTS]; /* the item opened last as a descriptor */
+	uint32_t last, holds, falls, firsts;
 	bool early; /* opened before it was held */
 	uint32_t gone, back; /* files after which a directory is evicted, and
 				after which reading it again is useless */
@@ -232,10 +233,12 @@ struct lots {
 static int lots_open(void *ctx, uint32_t item)
 {
 	struct lots *l = ctx;
+	int fd = open("/dev/null", O_RDONLY);
 
-	l->opening = item;
 	l->early |= !l->held[item];
-	return open("/dev/null", O_RDONLY);
+	if (fd >= 0)
+		l->by_fd[fd] = item;
+	return fd;
 }
 
 /* Waits caused by reading a directory. */
@@ -300,7 +303,9 @@ static uint32_t allowance(void)
 
 static void lots_drop(void *ctx, int fd)
 {
-	((struct lots *)ctx)->dropped[((struct lots *)ctx)->opening]++;
+	struct lots *l = ctx;
+
+	l->dropped[l->by_fd[fd]]++;
 	errno = fcntl(fd, F_GETFD) < 0 ? EBADF : EIO;
 }
 
@@ -402,9 +407,9 @@ static void test_hold(uint32_t count, uint32_t chunks, size_t files)
 		/* Everything was released, and not too many held at a time. */
 		good &= open_files() == before;
 		good &= limit_now().rlim_cur == soft;
-		good &= most <= wanted && most <= allowed;
+		good &= most <= wanted + DORDER_AHEAD_FILES && most <= allowed;
 		good &= !chunks || 2 * most > wanted || 2 * most > allowed;
-		good &= !chunks == !most;
+		good &= chunks || (most && most <= DORDER_AHEAD_FILES);
 		for (dropped = n = 0; n < count; n++) {
 			good &= l->held[n] == !!chunks;
 			good &= l->dropped[n] == (n % 3 && n % 7 ? 1 : 0);
@@ -421,7 +426,7 @@ static void test_hold(uint32_t count, uint32_t chunks, size_t files)
 		good &= dorder_window_add(w, n, 4096) == n;
 	for (n = 0; n < 300; n++)
 		good &= dorder_window_next(w, &item);
-	good &= !chunks || open_files() > before;
+	good &= open_files() > before;
 	dorder_window_free(w);
 	good &= open_files() == before && limit_now().rlim_cur == soft;
 	free(l);
@@ -887,6 +892,128 @@ static void test_enough(void)
 }
 
 /* Files without FIEMAP or data are refused without harm. */
+/* More real files than are read ahead at a time. */
+#define REAL (2 * DORDER_AHEAD_FILES)
+
+struct real_files {
+	char path[400];
+	size_t dir; /* length of the directory's part of the path */
+	ino_t ino[REAL]; /* by item */
+	unsigned char opened[REAL], dropped[REAL]; /* by item */
+	uint32_t using; /* the item handed out last */
+	bool wrong;
+};
+
+static int real_open(void *ctx, uint32_t item)
+{
+	struct real_files *r = ctx;
+	int fd;
+
+	snprintf(r->path + r->dir, sizeof(r->path) - r->dir, "/f%u", item);
+	fd = open(r->path, O_RDONLY | O_CLOEXEC);
+	r->opened[item] += fd >= 0;
+	return fd;
+}
+
+static void real_drop(void *ctx, int fd)
+{
+	struct real_files *r = ctx;
+	struct stat st;
+
+	r->wrong |= fstat(fd, &st) != 0 || st.st_ino != r->ino[r->using];
+	r->dropped[r->using]++;
+}
+
+static int never_cached(void *ctx, int fd, off_t size)
+{
+	(void)ctx;
+	(void)fd;
+	(void)size;
+	return 0;
+}
+
+/*
+ * A file is opened once to read it ahead, to use it and to drop it: by a
+ * descriptor of the file itself, at its start, whose reads update the time of
+ * access.  Where the limit of open files is low, it is opened as before.
+ */
+static bool file_once(const char *where, bool all)
+{
+	static const struct dorder_window_ops real = { .open = real_open,
+						       .drop = real_drop,
+						       .cached = never_cached };
+	struct real_files *r = calloc(1, sizeof(*r));
+	struct dorder_watch watch = { 0, 0, 0 };
+	struct dorder_window *w = dorder_window_new(&real, r, REAL, &watch);
+	uint32_t before = open_files(), item, seen, ready = 0;
+	bool good = true;
+	struct stat st;
+	int fd;
+
+	r->dir = snprintf(r->path, sizeof(r->path) - 20, "%s/files-XXXXXX",
+			  where);
+	if (!mkdtemp(r->path))
+		abort();
+	for (item = 0; item < REAL; item++) {
+		snprintf(r->path + r->dir, 20, "/f%u", item);
+		fd = open(r->path, O_RDWR | O_CREAT | O_EXCL, 0600);
+		good &= write(fd, "data", 4) == 4 && !fsync(fd);
+		good &= !fstat(fd, &st) && dorder_window_add(w, fd, 4) == item;
+		r->ino[item] = st.st_ino;
+		close(fd);
+	}
+	for (seen = 0; dorder_window_next(w, &item); seen++) {
+		char text[5] = "";
+
+		r->using = item;
+		errno = 7;
+		fd = dorder_window_file(w);
+		good &= errno == 7;
+		ready += fd >= 0;
+		if (fd < 0)
+			continue;
+		good &= !fstat(fd, &st) && st.st_ino == r->ino[item];
+		good &= !(fcntl(fd, F_GETFL) & O_NOATIME);
+		good &= fcntl(fd, F_GETFD) == FD_CLOEXEC;
+		good &= read(fd, text, 5) == 4 && !strcmp(text, "data");
+		good &= !close(fd);
+	}
+	good &= seen == REAL && dorder_window_file(w) == -1 && !r->wrong;
+	for (item = 0; item < REAL; item++) {
+		good &= r->dropped[item] == 1;
+		good &= r->opened[item] == 1 || (!all && r->opened[item] == 2);
+	}
+	good &= all ? ready == REAL : ready < REAL;
+	good &= open_files() == before;
+	for (item = 0; item < REAL; item++) {
+		snprintf(r->path + r->dir, 20, "/f%u", item);
+		unlink(r->path);
+	}
+	r->path[r->dir] = 0;
+	rmdir(r->path);
+	dorder_window_free(w);
+	free(r);
+	return good;
+}
+
+/* The limit cannot be raised again: it is lowered in a child. */
+static void test_file(const char *where)
+{
+	const struct rlimit few = { 200, 200 };
+	int status = -1;
+	pid_t child;
+
+	ok(file_once(where, true), "files are opened once");
+	child = fork();
+	if (!child) {
+		if (setrlimit(RLIMIT_NOFILE, &few))
+			abort();
+		_exit(!file_once(where, false));
+	}
+	ok(child > 0 && waitpid(child, &status, 0) == child && !status,
+	   "most are opened again where few may be open");
+}
+
 static void test_real(void)
 {
 	static const struct dorder_window_ops real = { .open = fake_open };
@@ -1051,6 +1178,8 @@ int main(int argc, char **argv)
 	test_enough();
 	test_bounds();
 	test_real();
+	if (argc > 2)
+		test_file(argv[2]);
 	test_devices();
 	test_watch();
 	/* These take long and do not depend on the seed. */
