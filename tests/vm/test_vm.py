@@ -33,6 +33,21 @@ def processes_with(text):
     return found
 
 
+def test_directory_of_a_running_guest_stays(tmp_path, monkeypatch):
+    """Other runs remove old directories, but not the one that a guest, perhaps of another process, still uses."""
+    monkeypatch.setattr(vm, "RUN_DIR", tmp_path)
+    monkeypatch.setattr(vm, "KEEP_RUNS", 1)
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    old = [tmp_path / f"run-20260101-00000{n}-{ended.pid}-abc" for n in range(3)]
+    used = tmp_path / "run-20260101-000000-1-abc"
+    for path in (*old, used):
+        path.mkdir()
+    new = vm._new_run_dir()
+    assert {p.name for p in tmp_path.iterdir()} == {old[-1].name, used.name, new.name}
+    assert vm._in_use(new)
+
+
 # --- reading kernel logs: no machine needed
 
 

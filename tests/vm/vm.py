@@ -244,16 +244,20 @@ def modules_of(kernel) -> pathlib.Path | None:
     return found if kernel.parent.name == "boot" and found.is_dir() else None
 
 
+def _in_use(run_dir: pathlib.Path) -> bool:
+    """Does the process that made this directory still live?"""
+    pid = run_dir.name.split("-")[3]
+    return pid.isdigit() and pathlib.Path(f"/proc/{pid}").exists()
+
+
 def _new_run_dir() -> pathlib.Path:
+    """Make a directory for one guest. Of those whose processes have ended, the newest stay, for their logs."""
     RUN_DIR.mkdir(parents=True, exist_ok=True)
-    old = sorted(
-        (d for d in RUN_DIR.iterdir() if d.is_dir() and d.name.startswith("run-")),
-        key=lambda d: d.name,
-    )
+    old = sorted((d for d in RUN_DIR.glob("run-*-*-*") if d.is_dir() and not _in_use(d)), key=lambda d: d.name)
     for gone in old[:-KEEP_RUNS]:
         shutil.rmtree(gone, ignore_errors=True)
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    return pathlib.Path(tempfile.mkdtemp(prefix=f"run-{stamp}-", dir=RUN_DIR))
+    return pathlib.Path(tempfile.mkdtemp(prefix=f"run-{stamp}-{os.getpid()}-", dir=RUN_DIR))
 
 
 def _guest_script(command: str, env, load=()) -> str:
