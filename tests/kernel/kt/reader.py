@@ -11,6 +11,7 @@ import os
 import pathlib
 import threading
 import time
+from collections.abc import Callable
 
 from kt.faults import LOG, Faulty
 from kt.guest import Failed, Guest
@@ -223,32 +224,32 @@ def replace(g: Guest, old: list[str], new: list[str]) -> None:
         os.mknod(g.path(f"d/{after}"))
 
 
-def held_check(g: Guest) -> None:
-    """While the disk does not answer a check, the directory can change, and no change counts as a difference."""
+def changed_beside(g: Guest, rounds: list, judge: Callable[[str, Answer, int], None]) -> None:
+    """Change the directory while the disk does not answer a call; it ends, and names and keys agree.
+
+    rounds: what it is, the blocks to hold, the operation and its flags. judge gets what it is, the call's answer and
+    the number of names.
+    """
     disk = Faulty(g)
     make(g)
     size = os.statvfs(g.mnt).f_bsize
-    blocks, nodes = blocks_of(g)[1:], list(g.tree_blocks(g.path("d")).values())[1:]
+    blocks = {"names": blocks_of(g)[1:], "tree": list(g.tree_blocks(g.path("d")).values())[1:]}
     old, new = WRITERS, [f"{name}-" for name in WRITERS]
     for name in old:
         os.mknod(g.path(f"d/{name}"))
-    for what, chosen, op, flags in (
-        ("check, names", blocks, CHECK, 0), ("check, tree", nodes, CHECK, 0), ("verify", nodes, STAT, VERIFY)
-    ):  # fmt: skip
+    for what, chosen, op, flags in rounds:
         g.again("commit=600")
         # What the change needs is in memory then.
         replace(g, old, new)
         replace(g, new, old)
         os.sync()
-        disk.hold(chosen, size)
-        check = Call(g.path("d"), op, flags)
-        with Waiting(g, disk, what, check) as waiting:
+        disk.hold(chosen(blocks), size)
+        call = Call(g.path("d"), op, flags)
+        with Waiting(g, disk, what, call) as waiting:
             waiting.do(replace, g, old, new)
         old, new = new, old
-        if g.want(check.answer is not None, f"{what}: no answer: {check.error}"):
-            found = check.answer
-            g.equal((found.state & BAD, found.missing, found.extra, found.found), (0, 0, 0, []), f"{what}: differences")
-            g.equal(found.keys, N + len(old), f"{what}: keys")
+        if g.want(call.answer is not None, f"{what}: no answer: {call.error}"):
+            judge(what, call.answer, N + len(old))
         left = itree(g.path("d"), CHECK)
         g.equal(
             (left.state & BAD, left.names, left.missing, left.extra),
@@ -257,38 +258,34 @@ def held_check(g: Guest) -> None:
         )
     g.umount()
     disk.remove()
+
+
+def held_check(g: Guest) -> None:
+    """While the disk does not answer a check, the directory can change, and no change counts as a difference."""
+
+    def judge(what: str, found: Answer, names: int) -> None:
+        g.equal((found.state & BAD, found.missing, found.extra, found.found), (0, 0, 0, []), f"{what}: differences")
+        g.equal(found.keys, names, f"{what}: keys")
+
+    rounds = [
+        ("check, names", lambda b: b["names"], CHECK, 0),
+        ("check, tree", lambda b: b["tree"], CHECK, 0),
+        ("verify", lambda b: b["tree"], STAT, VERIFY),
+    ]
+    changed_beside(g, rounds, judge)
 
 
 def held_build(g: Guest) -> None:
     """While the disk does not answer a build, the directory can change, and the tree then has the changes."""
-    disk = Faulty(g)
-    make(g)
-    size = os.statvfs(g.mnt).f_bsize
-    blocks = blocks_of(g)[1:]
-    old, new = WRITERS, [f"{name}-" for name in WRITERS]
-    for name in old:
-        os.mknod(g.path(f"d/{name}"))
-    for what, chosen in ("all blocks", blocks), ("one block", blocks[len(blocks) // 2 :][:1]):
-        g.again("commit=600")
-        # What the change needs is in memory then.
-        replace(g, old, new)
-        replace(g, new, old)
-        os.sync()
-        disk.hold(chosen, size)
-        build = Call(g.path("d"), BUILD, FORCE)
-        with Waiting(g, disk, what, build) as waiting:
-            waiting.do(replace, g, old, new)
-        old, new = new, old
-        if g.want(build.answer is not None, f"{what}: no answer: {build.error}"):
-            g.equal(build.answer.names, N + len(old), f"{what}: names in the tree")
-        left = itree(g.path("d"), CHECK)
-        g.equal(
-            (left.state & BAD, left.names, left.missing, left.extra),
-            (0, N + len(old), 0, 0),
-            f"{what}: check afterwards",
-        )
-    g.umount()
-    disk.remove()
+
+    def judge(what: str, built: Answer, names: int) -> None:
+        g.equal(built.names, names, f"{what}: names in the tree")
+
+    rounds = [
+        ("all blocks", lambda b: b["names"], BUILD, FORCE),
+        ("one block", lambda b: b["names"][len(b["names"]) // 2 :][:1], BUILD, FORCE),
+    ]
+    changed_beside(g, rounds, judge)
 
 
 def moved(g: Guest) -> None:
