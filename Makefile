@@ -40,7 +40,7 @@ kernel-demo: ## the least that `make demo` runs on, such a program, too, into bu
 	@kernel/build --uml --fast --config-extra kernel/config/demo.config --out build/kernel-demo
 
 kernel-uml-early: ## such a program, too, whose trees begin at 2 blocks, into build/kernel-uml-early/linux: for xfstests
-	@kernel/build --uml --fast --tree-from 2 --out build/kernel-uml-early
+	@kernel/build --uml --fast --tree-from 2 --config-extra kernel/config/xfstests.config --out build/kernel-uml-early
 
 kernel-releases: ## check that the patches apply to every 6.12.y (BASE=7.3: 7.3.y) the package mirror offers, and compile
 	@kernel/releases $(OF_BASE)
@@ -137,11 +137,12 @@ test-debug: $(PYTHON) ## damaged trees, failing disks and memory on the debug ke
 test-kernel-debug: $(PYTHON) kernel-uml ## all of test-kernel on it but the largest directories (an hour on one processor)
 	@tests/run tests/kernel -m 'not slow' --kernel-image build/kernel-uml/linux
 
-xfstests: $(PYTHON) ## others' tests: XFSTESTS=DIR (a checkout), LIST=short|full|FILE, CONFIG=4k (of six), RUN=NAME; prints the differences
+xfstests: $(PYTHON) ## others' tests: XFSTESTS=DIR (a checkout), LIST=short|full|FILE, CONFIG=4k (of six), RUN=NAME, FRESH=1; prints the differences
 	@test -n "$(XFSTESTS)" || { echo "make xfstests: say where a checkout of xfstests is, as in: make xfstests XFSTESTS=../xfstests" >&2; exit 2; }
 	@packaging/deps/install --with xfstests
 	@$(MAKE) kernel-uml-early e2fsprogs
-	@$(PYTHON) tests/xfstests/run $(addprefix --list ,$(LIST)) $(addprefix --config ,$(CONFIG)) $(addprefix --run ,$(RUN)) "$(XFSTESTS)"
+	@$(PYTHON) tests/xfstests/run $(addprefix --list ,$(LIST)) $(addprefix --config ,$(CONFIG)) $(addprefix --run ,$(RUN)) \
+		$(addprefix --side ,$(SIDE)) $(if $(FRESH),--fresh) "$(XFSTESTS)"
 
 soak: $(PYTHON) e2fsprogs ## a volume that lives for HOURS=4: mail, backups, listings, builds, drops (SMP=1: in QEMU on two processors; FRESH=1)
 	@$(MAKE) $(if $(SMP),kernel,kernel-uml-fast)
