@@ -13,12 +13,12 @@ INTRO = """<!-- SPDX-License-Identifier: GPL-2.0-only -->
 <!-- Made by `bench/tools --table --markdown docs/tools.md`, not by hand. -->
 # tar, rsync, cp, ls, du, rm: patched and not
 
-What each asks of the disk, cold: read requests, seeks among them, and the seconds they take on the disk of 10,000
-revolutions a minute that [design.md](design.md) describes (`rm`: all requests, with what is written). `wall` is of
-the machine that measured, with its disk in memory, and for itree of a kernel that is a program there: compare it
-within a volume, if at all. {counts}
-How volumes are made, what limits memory, and what was measured again since: [bench/](../bench/README.md).
-`to unpatched` is the ratio of the seconds; of several runs the one in the middle stands here."""
+Read requests, the seeks among them, and their seconds on the 10,000 rpm disk of
+[measuring.md](measuring.md#the-disks); each work begins cold (`rm`: all requests, writes included). `wall` is the time
+of the machine that measured. Its disk is in memory, and for itree the kernel is a program there, so compare it only
+within a volume. {counts}
+[figures.md](figures.md#tar-and-cp-in-little-memory) has what was measured again since.
+`to unpatched` is the ratio of the seconds; of several runs, the median is shown."""
 
 
 def seconds(cell: Cell, figures: dict) -> float:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""The disks a trace is priced on, as tables; bench/README.md says where each figure is from.
+"""The disks a trace is priced on, as tables; docs/measuring.md says where each figure is from.
 
 A disk answers one question: what does a request cost that starts at byte
 `start`, is `size` bytes long, and comes when the head (or the last request)
