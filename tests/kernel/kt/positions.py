@@ -148,14 +148,14 @@ def nfs_create(g: Guest) -> None:
 
 def nfs_sweep(g: Guest) -> None:
     """READDIRPLUS of a cold directory reads it and the inode tables in sweeps, although names come in hash order."""
-    n = g.p["n"]
+    n, spread = g.p["n"], g.p["spread"]
     g.mount()
-    storm = Storm(g, 4 * n, 0)
-    # Three of four inodes are not the directory's: what it needs is spread over the tables.
+    storm = Storm(g, spread * n, 0)
+    # Where it is spread over the tables, most inodes between those that it needs are not the directory's.
     for number, name in enumerate(storm.names):
-        if number % 4:
+        if number % spread:
             os.rename(os.path.join(storm.where, name), os.path.join(storm.pool, name))
-    names = set(storm.names[::4])
+    names = set(storm.names[::spread])
     g.again()
     server = Server(g)
 
@@ -266,7 +266,11 @@ def overflow(g: Guest) -> None:
 _NFS = {"size": "1G", "mkfs": ("-b", "4096", "-N", "300000"), "limit": 1500}
 case("reader-nfs-storm", "open", {"n": 5_000, "full": 50_000}, cost=60, **_NFS)(nfs_storm)
 case("reader-nfs-create", "open", {"n": 2_000}, cost=60, **_NFS)(nfs_create)
-case("reader-nfs-sweep", "open", {"n": 5_000, "bs": 4096}, cost=30, **_NFS)(nfs_sweep)
+case("reader-nfs-sweep", "open", {"n": 5_000, "spread": 4, "bs": 4096}, cost=30, **_NFS)(nfs_sweep)
+case(
+    "reader-nfs-sweep-300000", "open", {"n": 300_000, "spread": 1, "bs": 4096}, cost=600,
+    full="300,000 names over NFS take minutes", **(_NFS | {"mkfs": ("-b", "4096", "-N", "500000")}),
+)(nfs_sweep)  # fmt: skip
 for _n, _more in ((150, {}), (1_000, {}), (5_000, {"full": 50_000})):
     _params = {"n": _n, "full": _n, **_more}
     case(f"reader-anew-{_n}", "open", _params, size="512M", mkfs=("-b", "4096", "-N", "150000"), cost=15)(anew)

@@ -14,7 +14,7 @@ MODULES = (
     "matrix", "ops", "scans", "space", "modes", "corrupt", "crash", "roundtrip", "online", "resume", "power", "damaged",
     "tools", "scrub", "faults", "neighbours", "dentries", "memory",
     "checksums", "onehash", "positions", "reader", "renames", "delivery", "misses", "bios", "groups", "change",
-    "dirahead", "switch", "arrange", "memorder", "pack", "servers",
+    "dirahead", "switch", "arrange", "memorder", "pack", "servers", "samba",
 )  # fmt: skip
 
 
