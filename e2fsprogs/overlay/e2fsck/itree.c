@@ -121,6 +121,19 @@ int e2fsck_itree_check_nondir(e2fsck_t ctx, struct problem_context *pctx)
 }
 
 /*
+ * A segment without the flag is harmless.  The kernel has one while it builds
+ * or drops a tree, leaves it when that is interrupted, and after a rename for
+ * which there was no space.  So e2scrub, which asks for fixes only, must not
+ * call the file system corrupt because of it.
+ */
+static void check_unused(e2fsck_t ctx, struct problem_context *pctx)
+{
+	if (!(ctx->options & E2F_OPT_FIXES_ONLY) &&
+	    fix_problem(ctx, PR_1_ITREE_UNUSED, pctx))
+		note_dir(ctx, pctx->ino, ITREE_DIR_DROP);
+}
+
+/*
  * Checks the itree flag of a directory against its segment; @segment is set if
  * blocks are mapped there.  Pass 1 has accounted for them.  Pass 3A frees
  * unused ones, once the free blocks are known.
@@ -137,8 +150,8 @@ int e2fsck_itree_check_inode(e2fsck_t ctx, struct problem_context *pctx,
 	if (!LINUX_S_ISDIR(inode->i_mode))
 		return 0;
 	if (!(inode->i_flags & EXT4_ITREE_FL)) {
-		if (segment && fix_problem(ctx, PR_1_ITREE_UNUSED, pctx))
-			note_dir(ctx, pctx->ino, todo);
+		if (segment)
+			check_unused(ctx, pctx);
 		return 0;
 	}
 

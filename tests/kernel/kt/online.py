@@ -325,6 +325,9 @@ def power_cut(g: Guest) -> None:
         # Even rounds: e2fsck cleans up; odd ones: the next drop or build does.
         if not number % 2:
             segment = bool(g.segment(d)) and not g.has_tree(d)
+            if segment:
+                g.umount()
+                g.want_clean(g.dev, "an interrupted build")
             g.fsck(LEFT)
             if segment:
                 g.want(g.stats.get("known_findings", 0) > before, "e2fsck -fn did not report the unused blocks")

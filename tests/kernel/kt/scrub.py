@@ -11,7 +11,7 @@ import shutil
 import threading
 import time
 
-from kt.guest import Failed, Guest
+from kt.guest import FL_EXTENTS, FL_INDEX, Failed, Guest
 from kt.registry import UDEV, case
 from kt.tools import exact
 
@@ -119,6 +119,14 @@ def e2scrub(g: Guest) -> None:
         g.run(g.tool("e4itree"), "drop", g.path("e"))
         g.equal(g.has_tree(g.path("e")), False, "flag after e4itree drop")
         scrub(g, 0, "Scrub succeeded")
+        # Nor is half a tree, as a snapshot during a build has it.
+        g.run(g.tool("e4itree"), "build", g.path("e"))
+        g.umount()
+        g.run(g.tool("debugfs"), "-w", "-R", f"sif /e flags {FL_INDEX | FL_EXTENTS:#x}", g.dev)
+        g.mount()
+        g.equal((g.has_tree(g.path("e")), bool(g.segment(g.path("e")))), (False, True), "flag, blocks of half a tree")
+        scrub(g, 0, "Scrub succeeded")
+        g.equal(state(g), "clean", "state after a scrub beside a build")
         # A wrong tree is, even if nothing else is affected.
         g.umount()
         for damage in ("itree_poke /d 1 16 0b000000", "itree_poke -c /d 1 40 ffff"):
