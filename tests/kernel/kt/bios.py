@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pathlib
 import re
+import time
 
 from kt.cgroups import control_groups, join
 from kt.guest import QUIET, Guest
@@ -79,6 +80,43 @@ def bios(g: Guest) -> None:
     g.listing()
 
 
+def waiting(group: pathlib.Path, path: str, stat: bool) -> tuple[int, float]:
+    """As list_in(); return the number of names, and the seconds that it did not have the processor."""
+    begun, used = time.monotonic(), time.process_time()
+    count = list_in(group, path, stat)
+    return count, time.monotonic() - begun - (time.process_time() - used)
+
+
+def limited(g: Guest) -> None:
+    """A control group of 200 requests a second, as clouds sell them: a listing takes few of them.
+
+    Linux charges the group for metadata, but does not delay it (bio_issue_as_root_blkg()). The debt delays the
+    readahead of inode tables.
+    """
+    g.mount(QUIET)
+    g.t("fill", "--dir", g.path(), "--model", g.model(), "--n", g.p["n"], "--names", "mixed")
+    g.want_tree(g.path())
+    number = os.stat(g.dev).st_rdev
+    bios: dict[tuple[str, str], int] = {}
+    with control_groups("io") as where, multiprocessing.get_context("fork").Pool(1) as pool:
+        for side, options in (("itree", QUIET), ("noitree", f"{QUIET},noitree")):
+            for work in ("getdents", "lstat"):
+                group = where / f"{side}-{work}"
+                group.mkdir()
+                (group / "io.max").write_text(f"{os.major(number)}:{os.minor(number)} riops={g.p['riops']}")
+                g.again(options)
+                g.settle()
+                os.stat(g.path())
+                count, seconds = pool.apply(waiting, (group, g.path(), work == "lstat"))
+                g.equal(count, g.p["n"], f"{side} {work}: names")
+                # For the report alone: whether the time follows the requests.
+                g.stats[f"{side} {work} waiting"] = round(seconds, 2)
+                bios[side, work] = g.stats[f"{side} {work} bios"] = group_reads(group)
+    for work in ("getdents", "lstat"):
+        mine, stock = bios["itree", work], bios["noitree", work]
+        g.want(mine * 10 <= stock, f"{work}: {mine} bios, in hash order {stock}")
+
+
 def buffers_kib() -> int:
     """Memory that holds blocks of block devices."""
     return int(re.search(r"^Buffers: +(\d+) kB", pathlib.Path("/proc/meminfo").read_text(), re.M)[1])
@@ -114,3 +152,8 @@ for size, count in (("4096", 30000), ("1024", 10000)):
         f"reader-bios-{int(size) // 1024}k", "scans", {"bs": int(size), "n": count}, size="128M", cost=10,
         mkfs=("-b", size, "-N", "40000", "-I", "256", "-m", "0"),
     )(bios)
+
+case(
+    "reader-bios-limit", "scans", {"bs": 4096, "n": 300_000, "riops": 200}, size="1G", cost=300, limit=1200,
+    mkfs=("-b", "4096", "-N", "400000", "-I", "256", "-m", "0"), full="it waits for a limit of requests for minutes",
+)(limited)
