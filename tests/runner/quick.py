@@ -103,7 +103,7 @@ RULES = (
     ("tests/vm/firmware.py", "packages image ansible"),
     ("tests/hostile/*", "e2fsprogs:test_hostile.py e2fsprogs:test_shared_extents.py kernel"),
     ("tests/walker/*", "e2fsprogs:test_walk.py e2fsprogs:test_deep_extents.py kernel:test_kernel_walk.py"),
-    ("tests/xfstests/*", "vm:test_results.py"),
+    ("tests/xfstests/*", "vm:test_results.py vm:test_record.py vm:test_watching.py"),
     ("tests/kernel/kt/damaged.py", "debug"),
     ("tests/kernel/kt/corrupt.py", "debug"),
     ("tests/kernel/kt/faults.py", "debug"),
