@@ -19,6 +19,10 @@ class Differs(Exception):
     """The directory holds a run of another list or of another version of the suite."""
 
 
+def _number(start: pathlib.Path) -> int:
+    return int(start.name.partition("-")[2])
+
+
 class Record:
     """One configuration of a run, in a directory of its own."""
 
@@ -61,12 +65,12 @@ class Record:
 
     def starts(self, side: str) -> list[pathlib.Path]:
         """The directories of the guests of one kind of volume, oldest first."""
-        return sorted((self.base / side).glob("start-*"), key=lambda path: int(path.name.partition("-")[2]))
+        return sorted((self.base / side).glob("start-*"), key=_number)
 
     def new_start(self, side: str) -> pathlib.Path:
         """A directory for one more guest."""
-        starts = self.starts(side)
-        path = self.base / side / f"start-{int(starts[-1].name.partition('-')[2]) + 1 if starts else 0}"
+        number = max(map(_number, self.starts(side)), default=-1) + 1
+        path = self.base / side / f"start-{number}"
         path.mkdir(parents=True)
         return path
 
