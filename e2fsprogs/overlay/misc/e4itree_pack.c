@@ -218,6 +218,12 @@ int pack(int fd)
 		return ENOTTY;
 	if (!err)
 		err = pack_tree(fd, &r);
+	/* A timer packs all directories again, so it needs no alarm. */
+	if (err == EBUSY && opt.recursive) {
+		skip("busy", r.dir_before, "another build, drop or pack of it is "
+			  "under way");
+		return 0;
+	}
 	if (err && err != EINTR) {
 		fail(err, "it could not be packed");
 		return 0;

@@ -403,6 +403,30 @@ def immutable(g: Guest) -> None:
 case("pack-immutable", "online", {"bs": 1024}, mkfs=("-b", "1024"), size="64M", cost=10)(immutable)
 
 
+def busy(g: Guest) -> None:
+    """With --recursive, a directory whose tree is being built is skipped, and the next one packed; alone, an error."""
+    g.mount()
+    left = {x: thin(g.path(x), filled(g, n, x), 0.5) for x, n in (("one", 20000), ("two", 3000))}
+    stop, faults, skipped, failed = threading.Event(), [], 0, 0
+    builds = thread(lambda _: io.errno_of(g.path("one"), io.BUILD, io.FORCE), stop, faults)
+    for _ in range(100):
+        done = e4itree(g, "pack", "--force", "--recursive", "--verbose", g.mnt)
+        skipped += f"{g.path('one')}: another build" in done.stdout
+        alone = g.run(g.tool("e4itree"), "pack", "--force", g.path("one"), check=False)
+        g.want(not alone.returncode or "try again later" in alone.stderr, f"alone: {alone.stderr}")
+        failed += alone.returncode
+        if skipped and failed:
+            break
+    stop.set()
+    builds.join()
+    g.equal(faults, [], "the builder")
+    g.want(skipped and failed, f"packs that met a build: {skipped} with --recursive, {failed} without")
+    g.equal({x: dict(g.names(x)) for x in left}, left, "names")
+
+
+case("pack-busy", "online", {"bs": 1024}, mkfs=("-b", "1024", "-N", "40000"), size="64M", cost=15)(busy)
+
+
 def tool(g: Guest) -> None:
     """`e4itree pack`: its estimate and its result, with and without a tree, and with little to gain."""
     g.mount()
