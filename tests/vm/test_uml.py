@@ -32,6 +32,14 @@ def test_too_many_disks_are_refused(tmp_path):
         vm.run("true", kernel=tmp_path / "linux", disks=[tmp_path / "disk"] * 17)
 
 
+def test_processors_are_given_to_kernels_that_can_have_several(tmp_path):
+    kernel = tmp_path / "linux"
+    assert uml.smp_options(kernel, 2) == []
+    for config, wanted in (("CONFIG_A=y\n# CONFIG_SMP is not set\n", []), ("CONFIG_A=y\nCONFIG_SMP=y\n", ["ncpus=2"])):
+        (tmp_path / "config").write_text(config)
+        assert uml.smp_options(kernel, 2)[:1] == wanted
+
+
 def test_command(kernel, tmp_path):
     """Output, errors, exit code, environment; a disk, a share; the host's root does not change."""
     disk, share, name = tmp_path / "disk", tmp_path / "a share", f"itree-{uuid.uuid4()}"

@@ -2,11 +2,13 @@
 """Run a command in a kernel that is a program of this host (ARCH=um), as vm.run() does it in a virtual machine.
 
 Nothing is emulated, so a kernel full of checks (KASAN, lockdep) runs many
-times faster than in QEMU.  It has one processor and no 32-bit programs.  The
-root is the host's, read only, with the same directories covered by overlays;
-disks are /dev/ubda, /dev/ubdb ...; vm.run() calls this for such a kernel.
+times faster than in QEMU.  It has no 32-bit programs, and one processor; from
+7.3 on it can be configured for more.  The root is the host's, read only, with
+the same directories covered by overlays; disks are /dev/ubda, /dev/ubdb ...;
+vm.run() calls this for such a kernel.
 """
 
+import pathlib
 import shlex
 
 MOST_DISKS = 16  # of the driver
@@ -68,8 +70,17 @@ def init_script(command, run_dir, *, overlays, shares, env, cwd) -> str:
     return "\n".join(lines) + "\n"
 
 
-def command_line(kernel, init, run_dir, *, memory, disks, append) -> list[str]:
+def smp_options(kernel, cpus) -> list[str]:
+    """Parameters for several processors, which require the new way to run user space; none of older kernels."""
+    config = pathlib.Path(kernel).parent / "config"
+    if not config.is_file() or "\nCONFIG_SMP=y\n" not in config.read_text():
+        return []
+    # kmemleak lets the second processor call RCU before it is online.
+    return [f"ncpus={cpus}", "seccomp=on", "kmemleak=off"]
+
+
+def command_line(kernel, init, run_dir, *, memory, cpus, disks, append) -> list[str]:
     """The kernel as a command: its first process is init, its console standard output, its own files in run_dir."""
-    return [str(kernel), f"mem={memory}", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", f"init={init}",
+    return [str(kernel), f"mem={memory}", *smp_options(kernel, cpus), "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", f"init={init}",
             "con=null", "con0=null,fd:1", "ssl=null", "printk.devkmsg=on", "panic=-1", f"uml_dir={run_dir}",
             *[f"{disk_name(n)}={path}" for n, path in enumerate(disks)], *append]  # fmt: skip

@@ -364,7 +364,8 @@ def _checked(paths, there, problem) -> list[pathlib.Path]:
 
 
 def _run_uml(
-    command, kernel, run_dir, log, *, memory, disks, shares, overlays, timeout, overdue, allow, append, cwd, env, stream
+    command, kernel, run_dir, log, *, memory, cpus, disks, shares, overlays, timeout, overdue, allow, append, cwd, env,
+    stream,
 ) -> Result:  # fmt: skip
     """run() for a kernel that is a program of this host; the command's output appears when it has ended."""
 
@@ -376,7 +377,7 @@ def _run_uml(
     init = run_dir / "init"
     init.write_text(uml.init_script(command, run_dir, overlays=overlays, shares=shares, env=env, cwd=cwd))
     init.chmod(0o755)
-    argv = uml.command_line(kernel, init, run_dir, memory=memory, disks=disks, append=append)
+    argv = uml.command_line(kernel, init, run_dir, memory=memory, cpus=cpus, disks=disks, append=append)
     # Its memory is a file in TMPDIR.
     with open(log, "wb") as out, tempfile.TemporaryDirectory(prefix="itree-uml-", dir="/dev/shm") as tmp:
         proc = subprocess.Popen(
@@ -460,7 +461,7 @@ def run(
         append = [*append, "kunit.enable=0"]
     if is_uml:
         return _run_uml(
-            command, kernel, run_dir, log, memory=memory, disks=disks, shares=shares, overlays=overlays,
+            command, kernel, run_dir, log, memory=memory, cpus=cpus, disks=disks, shares=shares, overlays=overlays,
             timeout=timeout, overdue=overdue, allow=allow, append=append, cwd=cwd, env=guest_env, stream=stream,
         )  # fmt: skip
     modules = modules_of(kernel)
