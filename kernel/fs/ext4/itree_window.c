@@ -285,13 +285,16 @@ static u32 names_taken(const struct fill *f)
 	return f->keys ? f->base + f->nr + f->extra : f->s->win.nr;
 }
 
-/* Makes room for the @nr names of a block.  Small windows grow by the name. */
+/*
+ * Makes room for the @nr names of a block.  Small windows grow by the name.  If
+ * the keys are known, few names are to come that have none.
+ */
 static int window_room(struct ext4_itree_visit *v, u32 nr)
 {
 	struct fill *f = container_of(v, struct fill, visit);
 	struct ext4_itree_scan *s = f->s;
 	u32 taken = names_taken(f);
-	u32 room = max(taken + nr, 2 * taken);
+	u32 room = max(taken + nr, f->keys ? taken + taken / 8 : 2 * taken);
 	int err;
 
 	/* A smaller array can double without making a large window. */
