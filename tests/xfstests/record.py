@@ -43,6 +43,9 @@ class Record:
         shutil.rmtree(self.base, ignore_errors=True)
         self.base.mkdir(parents=True)
         shutil.copy2(kernel, self.kernel)
+        config = kernel.with_name("config")
+        if config.is_file():  # says whether the kernel can have several processors
+            shutil.copy2(config, self.base)
         shutil.copytree(e2fsprogs, self.e2fsprogs, symlinks=True)
         release = (kernel.parent / "release").read_text().strip()
         begun = {"date": time.strftime("%-d %B %Y"), "release": release, "version": version, "tests": tests}

@@ -20,6 +20,7 @@ def built(tmp_path) -> tuple[pathlib.Path, pathlib.Path]:
     kernel.parent.mkdir()
     kernel.write_text("old")
     (kernel.parent / "release").write_text("6.12.1\n")
+    (kernel.parent / "config").write_text("old")
     return kernel, tools
 
 
@@ -37,12 +38,14 @@ def test_run_resumes_with_its_results_kernel_and_tools(tmp_path, built):
     assert first.took(10.5) == 10
     # A run in progress ignores a newer kernel and newer tools.
     kernel.write_text("new")
+    (kernel.parent / "config").write_text("new")
     (tools / "sbin" / "mke2fs").write_text("new")
     again = record.Record(first.base)
     assert again.begin(kernel, tools, "v1", TESTS, fresh=False)
     assert again.done("itree") == {TESTS[0]: Result("passed")}
     assert again.done("stock") == {}
-    assert again.kernel.read_text() == (again.e2fsprogs / "sbin" / "mke2fs").read_text() == "old"
+    copies = (again.kernel, again.kernel.with_name("config"), again.e2fsprogs / "sbin" / "mke2fs")
+    assert [path.read_text() for path in copies] == ["old"] * 3
     assert again.begun()["release"] == "6.12.1"
     assert again.took(10) == 20
 
