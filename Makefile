@@ -13,7 +13,7 @@ export ITREE_CMD := $(value CMD)
 
 .PHONY: help deps fetch kernel kernel-debug kernel-uml kernel-uml-fast kernel-releases e2fsprogs vm demo test test-quick lint format clean distclean \
 	srpm rpm repo deb release series image image-run tools test-packages test-tools test-ansible test-image \
-	module test-module test-stock test-bases kernel-uml-early kernel-demo xfstests soak site test-core test-docs test-sources test-bench test-e2fsprogs test-vm test-kernel test-qemu test-debug test-kernel-debug fuzz-e2fsck
+	module test-module test-stock test-bases kernel-uml-early kernel-uml-early-smp kernel-uml-smp kernel-uml-kcsan kernel-demo xfstests soak site test-core test-docs test-sources test-bench test-e2fsprogs test-vm test-kernel test-qemu test-debug test-kernel-debug fuzz-e2fsck
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -41,6 +41,17 @@ kernel-demo: ## the least that `make demo` runs on, such a program, too, into bu
 
 kernel-uml-early: ## such a program, too, whose trees begin at 2 blocks, into build/kernel-uml-early/linux: for xfstests
 	@kernel/build --uml --fast --tree-from 2 --config-extra kernel/config/xfstests.config --out build/kernel-uml-early
+
+kernel-uml-early-smp: ## Linux 7.3 with two processors, likewise, into build/kernel-uml-early-smp/linux
+	@kernel/build --base 7.3 --uml --fast --tree-from 2 --config-extra kernel/config/xfstests.config \
+		--config-extra kernel/config/smp.config --out build/kernel-uml-early-smp
+
+kernel-uml-smp: ## Linux 7.3 as such a program, with two processors, KASAN and lockdep, into build/kernel-uml-smp/linux: for soak
+	@kernel/build --base 7.3 --uml --config-extra kernel/config/smp.config --out build/kernel-uml-smp
+
+kernel-uml-kcsan: ## the same with KCSAN, which finds data races, into build/kernel-uml-kcsan/linux
+	@kernel/build --base 7.3 --uml --fast --config-extra kernel/config/smp.config --config-extra kernel/config/kcsan.config \
+		--out build/kernel-uml-kcsan
 
 kernel-releases: ## check that the patches apply to every 6.12.y (BASE=7.3: 7.3.y) the package mirror offers, and compile
 	@kernel/releases $(OF_BASE)
@@ -137,16 +148,16 @@ test-debug: $(PYTHON) ## damaged trees, failing disks and memory on the debug ke
 test-kernel-debug: $(PYTHON) kernel-uml ## all of test-kernel on it but the largest directories (an hour on one processor)
 	@tests/run tests/kernel -m 'not slow' --kernel-image build/kernel-uml/linux
 
-xfstests: $(PYTHON) ## others' tests: XFSTESTS=DIR (a checkout), LIST=short|full|FILE, CONFIG=4k (of six), RUN=NAME, FRESH=1; prints the differences
+xfstests: $(PYTHON) ## others' tests: XFSTESTS=DIR (a checkout), LIST=short|full|FILE, CONFIG=4k (of six), RUN=NAME, FRESH=1, SMP=1: two processors; prints the differences
 	@test -n "$(XFSTESTS)" || { echo "make xfstests: say where a checkout of xfstests is, as in: make xfstests XFSTESTS=../xfstests" >&2; exit 2; }
 	@packaging/deps/install --with xfstests
-	@$(MAKE) kernel-uml-early e2fsprogs
-	@$(PYTHON) tests/xfstests/run $(addprefix --list ,$(LIST)) $(addprefix --config ,$(CONFIG)) $(addprefix --run ,$(RUN)) \
+	@$(MAKE) kernel-uml-early$(if $(SMP),-smp) e2fsprogs
+	@$(PYTHON) tests/xfstests/run --kernel build/kernel-uml-early$(if $(SMP),-smp)/linux $(addprefix --list ,$(LIST)) $(addprefix --config ,$(CONFIG)) $(addprefix --run ,$(RUN)) \
 		$(addprefix --side ,$(SIDE)) $(if $(FRESH),--fresh) "$(XFSTESTS)"
 
-soak: $(PYTHON) e2fsprogs ## a volume that lives for HOURS=4: mail, backups, listings, builds, drops (SMP=1: in QEMU on two processors; FRESH=1)
-	@$(MAKE) $(if $(SMP),kernel,kernel-uml-fast)
-	@$(PYTHON) tests/soak/run $(addprefix --hours ,$(HOURS)) $(if $(SMP),--smp) $(if $(FRESH),--fresh)
+soak: $(PYTHON) e2fsprogs ## a volume that lives for HOURS=4: mail, backups, listings, builds, drops (KIND=smp: two processors, KASAN; KIND=kcsan: data races; FRESH=1)
+	@$(MAKE) kernel-uml-$(or $(KIND),fast)
+	@$(PYTHON) tests/soak/run $(addprefix --hours ,$(HOURS)) $(addprefix --kind ,$(KIND)) $(if $(FRESH),--fresh)
 
 fuzz-e2fsck: ## libFuzzer on libext2fs over damaged trees for 10 minutes, then e2fsck on what it found
 	@tests/hostile/fuzz --seconds 600 && tests/hostile/fuzz --e2fsck

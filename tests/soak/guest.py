@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
+import errno
 import json
 import multiprocessing
 import os
@@ -22,6 +24,9 @@ from pathlib import Path
 BOXES = 24  # maildirs of one mail worker
 MESSAGES = 4000  # of a maildir, at most
 FIXED = 20_000  # names that exist all the time
+EXCHANGE = 2  # renameat2()
+AT_FDCWD = -100
+LIBC = ctypes.CDLL(None, use_errno=True)
 SNAPSHOTS = 6  # kept by the backup
 
 
@@ -95,10 +100,14 @@ def compare(w: Worker, box: Path, names: set[str]) -> None:
     w.counts["compared"] += 1
 
 
-def fixed(w: Worker) -> None:
-    """Lists a directory that changes: each of the names that stay comes exactly once."""
+def fixed_name(number: int) -> str:
+    return f"fixed-{number * 7919 % 1000003}"
+
+
+def list_all(w: Worker, most: int) -> None:
+    """Lists a directory that changes: each of the names that stay comes in each listing, at most so many times."""
     w.top.mkdir(exist_ok=True)
-    wanted = {f"fixed-{n * 7919 % 1000003}" for n in range(FIXED)}
+    wanted = {fixed_name(n) for n in range(FIXED)}
     for name in wanted - set(names_of(w.top)):
         with contextlib.suppress(FileExistsError):
             os.mknod(w.top / name)
@@ -111,10 +120,38 @@ def fixed(w: Worker) -> None:
                 os.mknod(path)
                 os.unlink(path)
         missed = sorted(wanted - set(seen))
-        twice = sorted(name for name in wanted if seen[name] > 1)
-        if missed or twice:
-            w.wrong.append(f"{w.top}: {len(missed)} names missed {missed[:3]}, {len(twice)} twice {twice[:3]}")
+        often = sorted(name for name in wanted if seen[name] > most)
+        if missed or often:
+            w.wrong.append(f"{w.top}: {len(missed)} names missed {missed[:3]}, {len(often)} too often {often[:3]}")
         w.counts["passes"] += 1
+
+
+def fixed(w: Worker) -> None:
+    """Names that keep their inodes come once."""
+    list_all(w, 1)
+
+
+def swapped(w: Worker) -> None:
+    """Names that get another inode during a listing may come twice."""
+    list_all(w, 2)
+
+
+def swap(w: Worker) -> None:
+    """Exchanges the inodes of names of `swapped`, and replaces some by new files."""
+    while w.going():
+        old, new = (w.top / fixed_name(n) for n in w.random.sample(range(FIXED), 2))
+        if w.random.random() < 0.5:
+            if not LIBC.renameat2(AT_FDCWD, bytes(old), AT_FDCWD, bytes(new), EXCHANGE):
+                w.counts["exchanged"] += 1
+            elif ctypes.get_errno() != errno.ENOENT:  # at the start some do not exist yet
+                w.wrong.append(f"exchange of {old} and {new}: {os.strerror(ctypes.get_errno())}")
+        elif new.exists():
+            scratch = w.top / "scratch"
+            os.mknod(scratch)
+            os.rename(scratch, new)
+            w.counts["renamed over"] += 1
+        if not w.random.randrange(50):
+            time.sleep(0.1)
 
 
 def look(w: Worker) -> None:
@@ -148,12 +185,12 @@ def backup(w: Worker) -> None:
 
 
 def trees(w: Worker) -> None:
-    """Drops and builds the trees of directories in use."""
+    """Drops and builds the trees of directories in use, and packs the directories."""
     program = os.environ["E4ITREE"]
     while w.going():
-        dirs = [w.top / "fixed", *sorted((w.top / "mail").glob("box*"))]
+        dirs = [w.top / "fixed", w.top / "swapped", *sorted((w.top / "mail").glob("box*"))]
         path = w.random.choice(dirs)
-        for command in ("drop", "build"):
+        for command in ("drop", "build", "pack"):
             done = subprocess.run([program, command, "-q", path], capture_output=True, text=True)
             if done.returncode not in (0, 1):
                 w.wrong.append(f"e4itree {command} {path}: exit code {done.returncode}: {done.stderr[-300:]}")
@@ -176,7 +213,7 @@ def main() -> int:
     end = time.monotonic() + seconds
     workers = {
         "mail": (mail, top / "mail"), "fixed": (fixed, top / "fixed"), "look": (look, top), "backup": (backup, top),
-        "trees": (trees, top),
+        "trees": (trees, top), "swapped": (swapped, top / "swapped"), "swap": (swap, top / "swapped"),
     }  # fmt: skip
     out: multiprocessing.Queue = multiprocessing.Queue()
     crew = [multiprocessing.Process(target=run, args=(n, f, p, seed, end, out)) for n, (f, p) in workers.items()]
