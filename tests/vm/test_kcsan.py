@@ -9,8 +9,8 @@ LINE = "=" * 66
 def report(title: str, first: list[str], second: list[str], when: str = "") -> str:
     """As the kernel prints it."""
     stacks = [
-        [f"{what} to 0x0000000061f3a2c8 of 8 bytes by task {task} on cpu {cpu}:", *[f" {f}+0x1c/0x90" for f in stack], ""]
-        for what, task, cpu, stack in (("write", 70, 0, first), ("read", 71, 1, second))
+        [f"{what} to 0x0000000061f3a2c8 of 8 bytes by task 7{n} on cpu {n}:", *[f" {f}+0x1c/0x90" for f in stack], ""]
+        for n, (what, stack) in enumerate((("write", first), ("read", second)))
     ]
     lines = [LINE, f"BUG: KCSAN: data-race in {title}", "", *stacks[0], *stacks[1], "Reported by ...", LINE]
     return "".join(f"{when}{line}\n" for line in lines)

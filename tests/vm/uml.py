@@ -81,6 +81,7 @@ def smp_options(kernel, cpus) -> list[str]:
 
 def command_line(kernel, init, run_dir, *, memory, cpus, disks, append) -> list[str]:
     """The kernel as a command: its first process is init, its console standard output, its own files in run_dir."""
-    return [str(kernel), f"mem={memory}", *smp_options(kernel, cpus), "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", f"init={init}",
+    return [str(kernel), f"mem={memory}", *smp_options(kernel, cpus), "root=/dev/root",
+            "rootfstype=hostfs", "rootflags=/", "ro", f"init={init}",
             "con=null", "con0=null,fd:1", "ssl=null", "printk.devkmsg=on", "panic=-1", f"uml_dir={run_dir}",
             *[f"{disk_name(n)}={path}" for n, path in enumerate(disks)], *append]  # fmt: skip
