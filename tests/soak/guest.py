@@ -11,6 +11,7 @@ import collections
 import contextlib
 import ctypes
 import errno
+import functools
 import json
 import multiprocessing
 import os
@@ -24,6 +25,7 @@ from pathlib import Path
 BOXES = 24  # maildirs of one mail worker
 MESSAGES = 4000  # of a maildir, at most
 FIXED = 20_000  # names that exist all the time
+CROWD = 4000  # of them in the directory that many use at once
 EXCHANGE = 2  # renameat2()
 AT_FDCWD = -100
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -104,10 +106,10 @@ def fixed_name(number: int) -> str:
     return f"fixed-{number * 7919 % 1000003}"
 
 
-def list_all(w: Worker, most: int) -> None:
+def listed(w: Worker, names: int, most: int) -> None:
     """Lists a directory that changes: each of the names that stay comes in each listing, at most so many times."""
     w.top.mkdir(exist_ok=True)
-    wanted = {fixed_name(n) for n in range(FIXED)}
+    wanted = {fixed_name(n) for n in range(names)}
     for name in wanted - set(names_of(w.top)):
         with contextlib.suppress(FileExistsError):
             os.mknod(w.top / name)
@@ -126,20 +128,11 @@ def list_all(w: Worker, most: int) -> None:
         w.counts["passes"] += 1
 
 
-def fixed(w: Worker) -> None:
-    """Names that keep their inodes come once."""
-    list_all(w, 1)
-
-
-def swapped(w: Worker) -> None:
-    """Names that get another inode during a listing may come twice."""
-    list_all(w, 2)
-
-
-def swap(w: Worker) -> None:
-    """Exchanges the inodes of names of `swapped`, and replaces some by new files."""
+def swap(w: Worker, names: int) -> None:
+    """Exchanges the inodes of names that `listed` lists, and replaces some by new files."""
+    (w.top / "scratch").unlink(missing_ok=True)  # of a soak that was stopped
     while w.going():
-        old, new = (w.top / fixed_name(n) for n in w.random.sample(range(FIXED), 2))
+        old, new = (w.top / fixed_name(n) for n in w.random.sample(range(names), 2))
         if w.random.random() < 0.5:
             if not LIBC.renameat2(AT_FDCWD, bytes(old), AT_FDCWD, bytes(new), EXCHANGE):
                 w.counts["exchanged"] += 1
@@ -188,7 +181,7 @@ def trees(w: Worker) -> None:
     """Drops and builds the trees of directories in use, and packs the directories."""
     program = os.environ["E4ITREE"]
     while w.going():
-        dirs = [w.top / "fixed", w.top / "swapped", *sorted((w.top / "mail").glob("box*"))]
+        dirs = [*(w.top / name for name in ("fixed", "swapped", "crowd")), *sorted((w.top / "mail").glob("box*"))]
         path = w.random.choice(dirs)
         for command in ("drop", "build", "pack"):
             done = subprocess.run([program, command, "-q", path], capture_output=True, text=True)
@@ -211,9 +204,14 @@ def main() -> int:
     top, seed, seconds, extra = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4:]
     (top / "mail").mkdir(exist_ok=True)
     end = time.monotonic() + seconds
+    once, twice = functools.partial(listed, most=1), functools.partial(listed, most=2)  # twice: after another inode
+    crowd, change = functools.partial(twice, names=CROWD), functools.partial(swap, names=CROWD)
     workers = {
-        "mail": (mail, top / "mail"), "fixed": (fixed, top / "fixed"), "look": (look, top), "backup": (backup, top),
-        "trees": (trees, top), "swapped": (swapped, top / "swapped"), "swap": (swap, top / "swapped"),
+        "mail": (mail, top / "mail"), "look": (look, top), "backup": (backup, top), "trees": (trees, top),
+        "fixed": (functools.partial(once, names=FIXED), top / "fixed"),
+        "swapped": (functools.partial(twice, names=FIXED), top / "swapped"),
+        "swap": (functools.partial(swap, names=FIXED), top / "swapped"),
+        "crowd 1": (crowd, top / "crowd"), "crowd 2": (crowd, top / "crowd"), "crowd 3": (change, top / "crowd"),
     }  # fmt: skip
     out: multiprocessing.Queue = multiprocessing.Queue()
     crew = [multiprocessing.Process(target=run, args=(n, f, p, seed, end, out)) for n, (f, p) in workers.items()]
