@@ -403,7 +403,7 @@ def immutable(g: Guest) -> None:
 case("pack-immutable", "online", {"bs": 1024}, mkfs=("-b", "1024"), size="64M", cost=10)(immutable)
 
 
-def busy(g: Guest) -> None:
+def under_way(g: Guest) -> None:
     """With --recursive, a directory whose tree is being built is skipped, and the next one packed; alone, an error."""
     g.mount()
     left = {x: thin(g.path(x), filled(g, n, x), 0.5) for x, n in (("one", 20000), ("two", 3000))}
@@ -424,7 +424,7 @@ def busy(g: Guest) -> None:
     g.equal({x: dict(g.names(x)) for x in left}, left, "names")
 
 
-case("pack-busy", "online", {"bs": 1024}, mkfs=("-b", "1024", "-N", "40000"), size="64M", cost=15)(busy)
+case("pack-under-way", "online", {"bs": 1024}, mkfs=("-b", "1024", "-N", "40000"), size="64M", cost=15)(under_way)
 
 
 def tool(g: Guest) -> None:

@@ -113,7 +113,7 @@ BY_DEFAULT = {
     "switch-listings switch-refusals switch-busy switch-power-1k arrange-* "
     "pack-4k pack-1k pack-half pack-nojournal pack-quota pack-bigalloc pack-crypt-casefold pack-largedir "
     "pack-listings-4k pack-listings-hash pack-listings-memory pack-listings-rebuild pack-busy-1k pack-busy-memory "
-    "pack-power-1k pack-power-fastcommit pack-refusals pack-immutable pack-busy pack-tool pack-nfs pack-slow-disk",
+    "pack-power-1k pack-power-fastcommit pack-refusals pack-immutable pack-under-way pack-tool pack-nfs pack-slow-disk",
     "power": "power-mail-1k power-storms-journal power-online-1k",
 }
 # Cases that `make test` runs in QEMU besides those that need a machine: some of each group on x86, its disks and its
