@@ -91,12 +91,6 @@ def pytest_terminal_summary(terminalreporter, config):
             terminalreporter.write_line(f"counted, {group}: {said}")
 
 
-def built_with(option, kernel):
-    """Return whether a kernel was built with the option, None if its configuration does not lie beside it."""
-    config = pathlib.Path(kernel).parent / "config"
-    return f"\n{option}=y\n" in config.read_text() if config.is_file() else None
-
-
 def _marks(result, kernel):
     """What this kernel cannot do, and what takes too long for each run of CI on two emulated CPUs."""
     case = registry.case_of(result)
@@ -109,7 +103,7 @@ def _marks(result, kernel):
         marks.append(pytest.mark.skip(reason=f"{case.full}: set ITREE_FULL=1"))
     if case.machine and pathlib.Path(kernel).is_file() and uml.is_uml(kernel):
         marks.append(pytest.mark.skip(reason=case.machine))
-    if case.config and built_with(case.config, kernel) is False:
+    if case.config and uml.built_with(case.config, kernel) is False:
         why = f"this kernel has no {case.config}: make kernel-uml, then --kernel-image build/kernel-uml/linux"
         marks.append(pytest.mark.skip(reason=why))
     return marks

@@ -2,14 +2,14 @@
 """The unit tests that the kernel runs when it boots."""
 
 import pytest
+import uml
 import vm
-from conftest import built_with
 
 
 def test_kunit_of_the_kernel_under_test(request):
     """Each case of the itree passes on this kernel, and so do those that ext4 has itself."""
     kernel = request.config.option.kernel_image
-    if not built_with("CONFIG_EXT4_KUNIT_TESTS", kernel):
+    if not uml.built_with("CONFIG_EXT4_KUNIT_TESTS", kernel):
         pytest.skip("this kernel was built without its unit tests")
     res = vm.run("true", kernel=kernel, kunit=True, timeout=300)
     assert res.ok, res.explain()

@@ -26,6 +26,12 @@ def is_uml(kernel) -> bool:
         return handle.read(4) == b"\x7fELF"
 
 
+def built_with(option, kernel) -> bool | None:
+    """Whether a kernel was built with the option; None if its configuration does not lie beside it."""
+    config = pathlib.Path(kernel).parent / "config"
+    return f"\n{option}=y\n" in config.read_text() if config.is_file() else None
+
+
 def disk_name(number: int) -> str:
     """Name of the disk with that number, below /dev."""
     return f"ubd{chr(ord('a') + number)}"
@@ -72,11 +78,8 @@ def init_script(command, run_dir, *, overlays, shares, env, cwd) -> str:
 
 def smp_options(kernel, cpus) -> list[str]:
     """Parameters for several processors, which require the new way to run user space; none of older kernels."""
-    config = pathlib.Path(kernel).parent / "config"
-    if not config.is_file() or "\nCONFIG_SMP=y\n" not in config.read_text():
-        return []
     # kmemleak lets the second processor call RCU before it is online.
-    return [f"ncpus={cpus}", "seccomp=on", "kmemleak=off"]
+    return [f"ncpus={cpus}", "seccomp=on", "kmemleak=off"] if built_with("CONFIG_SMP", kernel) else []
 
 
 def command_line(kernel, init, run_dir, *, memory, cpus, disks, append) -> list[str]:
