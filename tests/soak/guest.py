@@ -204,14 +204,15 @@ def main() -> int:
     top, seed, seconds, extra = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4:]
     (top / "mail").mkdir(exist_ok=True)
     end = time.monotonic() + seconds
-    once, twice = functools.partial(listed, most=1), functools.partial(listed, most=2)  # twice: after another inode
-    crowd, change = functools.partial(twice, names=CROWD), functools.partial(swap, names=CROWD)
+    # A name that gets another inode during a listing may come twice.
+    crowd = functools.partial(listed, names=CROWD, most=2)
     workers = {
         "mail": (mail, top / "mail"), "look": (look, top), "backup": (backup, top), "trees": (trees, top),
-        "fixed": (functools.partial(once, names=FIXED), top / "fixed"),
-        "swapped": (functools.partial(twice, names=FIXED), top / "swapped"),
+        "fixed": (functools.partial(listed, names=FIXED, most=1), top / "fixed"),
+        "swapped": (functools.partial(listed, names=FIXED, most=2), top / "swapped"),
         "swap": (functools.partial(swap, names=FIXED), top / "swapped"),
-        "crowd 1": (crowd, top / "crowd"), "crowd 2": (crowd, top / "crowd"), "crowd 3": (change, top / "crowd"),
+        "crowd 1": (crowd, top / "crowd"), "crowd 2": (crowd, top / "crowd"),
+        "crowd 3": (functools.partial(swap, names=CROWD), top / "crowd"),
     }  # fmt: skip
     out: multiprocessing.Queue = multiprocessing.Queue()
     crew = [multiprocessing.Process(target=run, args=(n, f, p, seed, end, out)) for n, (f, p) in workers.items()]
