@@ -24,7 +24,7 @@ import debian
 import hostile
 import vm
 
-from kt import hostside, registry
+from kt import helper, hostside, registry
 
 REPO = pathlib.Path(__file__).resolve().parents[3]
 FULL = bool(os.environ.get("ITREE_FULL"))
@@ -33,7 +33,6 @@ HERE = REPO / "tests" / "kernel"
 BUILD = REPO / "build" / "tests"
 # ITREE_KT_WORK: for a second run next to the first.
 WORK = pathlib.Path(os.environ.get("ITREE_KT_WORK", BUILD / "kernel"))
-HELPER = BUILD / "itree-t"
 SBIN = REPO / "build" / "e2fsprogs" / "root" / "sbin"
 BATCH_CASES = 12
 BATCH_COST = 150
@@ -47,21 +46,6 @@ class Outcome:
     seconds: float = 0
     skip: str = ""
     log: str = ""
-
-
-def build_helper() -> pathlib.Path:
-    """build/tests/itree-t: static, so that it runs in every guest."""
-    sources = sorted((HERE / "src").glob("*.c"))
-    newest = max(p.stat().st_mtime for p in (HERE / "src").iterdir())
-    if not HELPER.exists() or HELPER.stat().st_mtime < newest:
-        BUILD.mkdir(parents=True, exist_ok=True)
-        part = HELPER.with_suffix(f".{os.getpid()}")
-        cmd = ["gcc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-static", "-o", part, *sources]
-        res = subprocess.run(cmd, capture_output=True, text=True, check=False)
-        if res.returncode:
-            raise RuntimeError(f"itree-t does not compile:\n{res.stderr}")
-        part.rename(HELPER)
-    return HELPER
 
 
 def tool(name: str) -> str:
@@ -132,7 +116,7 @@ class Runner:
             self.batches.put(batch)
         if not cases:
             return
-        build_helper()
+        helper.build()
         WORK.mkdir(parents=True, exist_ok=True)
         self.cache = vm._cache_dir() / "kernel-tests"
         for old in WORK.glob("batch-*"):
@@ -257,7 +241,7 @@ class Runner:
             while step:
                 key.update(f"{step.id} {step.params} {step.features} {step.mkfs} {step.size} {self.itree}".encode())
                 step = registry.CASES.get(step.image)
-            for path in (self.kernel, HELPER, pathlib.Path(shutil.which(tool("mke2fs")))):
+            for path in (self.kernel, helper.PROGRAM, pathlib.Path(shutil.which(tool("mke2fs")))):
                 key.update(digest(path).encode())
             name = f"{c.id}-{key.hexdigest()[:20]}"
             image, model = self.cache / f"{name}.img", self.cache / f"{name}.model"
@@ -330,7 +314,7 @@ class Runner:
         job = {
             "cases": [c.id for c in ready],
             "share": str(at),
-            "helper": str(HELPER),
+            "helper": str(helper.PROGRAM),
             "sbin": str(SBIN),
             "itree": self.itree,
             "plain": self.plain,
@@ -401,7 +385,7 @@ class Runner:
         image = at / f"{c.id}.img"
         if c.host:
             try:
-                last.fails += getattr(hostside, c.host)(image, at / c.id, HELPER)
+                last.fails += getattr(hostside, c.host)(image, at / c.id, helper.PROGRAM)
             except hostside.Skip as err:
                 last.skip = str(err)
             except (AssertionError, OSError, subprocess.SubprocessError) as err:
