@@ -16,6 +16,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -26,6 +27,8 @@ BOXES = 24  # maildirs of one mail worker
 MESSAGES = 4000  # of a maildir, at most
 FIXED = 20_000  # names that exist all the time
 CROWD = 4000  # of them in the directory that many use at once
+STORM = 3000  # names, and seconds of one storm
+STORM_SECONDS = 60
 EXCHANGE = 2  # renameat2()
 AT_FDCWD = -100
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -177,15 +180,39 @@ def backup(w: Worker) -> None:
             w.counts["pruned"] += 1
 
 
+def storm(w: Worker) -> None:
+    """Fills a directory, and lets three readers and three writers of itree-t have it, which are faster than Python."""
+    program, model = os.environ["ITREE_T"], Path("/run/storm")
+    path = w.top / "now"
+    while w.going():
+        model.unlink(missing_ok=True)  # fill would add to it
+        subprocess.run(["rm", "-rf", w.top], check=True)
+        path.mkdir(parents=True)
+        seed = str(w.random.randrange(1 << 30))
+        seconds = str(max(1, min(STORM_SECONDS, int(w.end - time.monotonic()))))
+        parallel = ["--seconds", seconds, "--readers", "3", "--writers", "3"]
+        for argv in (
+            ["fill", "--model", model, "--seed", seed, "--n", str(STORM), "--names", "skew"],
+            ["stress", "--model", model, "--seed", seed, "--out", f"{model}.stay", *parallel],
+            ["list", "--model", f"{model}.stay", "--subset"],
+        ):
+            done = subprocess.run([program, *argv, "--dir", path], capture_output=True, text=True)
+            if done.returncode:
+                w.wrong.append(f"itree-t {argv}: exit code {done.returncode}: {done.stdout[-400:]}{done.stderr[-300:]}")
+            for what, count in re.findall(r"(?m)^STAT: (writer|reader)[0-9]+(?:_scans)? ([0-9]+)$", done.stdout):
+                w.counts["changes" if what == "writer" else "scans"] += int(count)
+        w.counts["storms"] += 1
+
+
 def trees(w: Worker) -> None:
     """Drops and builds the trees of directories in use, and packs the directories."""
     program = os.environ["E4ITREE"]
     while w.going():
-        dirs = [*(w.top / name for name in ("fixed", "swapped", "crowd")), *sorted((w.top / "mail").glob("box*"))]
-        path = w.random.choice(dirs)
+        fixed = [w.top / name for name in ("fixed", "swapped", "crowd", "storm/now")]
+        path = w.random.choice([*fixed, *sorted((w.top / "mail").glob("box*"))])
         for command in ("drop", "build", "pack"):
             done = subprocess.run([program, command, "-q", path], capture_output=True, text=True)
-            if done.returncode not in (0, 1):
+            if done.returncode not in (0, 1) and path.exists():  # a storm removes its directory
                 w.wrong.append(f"e4itree {command} {path}: exit code {done.returncode}: {done.stderr[-300:]}")
             w.counts[command] += 1
             time.sleep(w.random.random() * 2)
@@ -212,6 +239,7 @@ def main() -> int:
         "swapped": (functools.partial(listed, names=FIXED, most=2), top / "swapped"),
         "swap": (functools.partial(swap, names=FIXED), top / "swapped"),
         "crowd 1": (crowd, top / "crowd"), "crowd 2": (crowd, top / "crowd"),
+        "storm": (storm, top / "storm"),
         "crowd 3": (functools.partial(swap, names=CROWD), top / "crowd"),
     }  # fmt: skip
     out: multiprocessing.Queue = multiprocessing.Queue()
