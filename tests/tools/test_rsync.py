@@ -366,6 +366,30 @@ def test_the_receiver_wants_no_more(rsync, lots, ext4, tmp_path):
     assert len(names & set(missing)) > 2500 and len(names - set(missing)) < len(missing)
 
 
+@pytest.mark.parametrize("step", [0, 10, 1], ids=["none", "tenth", "all"])
+def test_link_dest(rsync, many, ext4, tmp_path, step):
+    """Of the files that none, a tenth or all changed since the last snapshot, only the changed are read ahead."""
+    source, last, new = (ext4 / name for name in ("daily", "daily.1", "daily.0"))
+    for folder in (source, last):
+        run("cp", "-a", many, folder)
+    changed = sorted(os.listdir(source))[::step] if step else []
+    for name in changed:
+        with open(source / name, "ab") as handle:
+            handle.write(b"one more line\n")
+    forget(source)
+    try:
+        argv = [rsync, "-a", f"--link-dest={last}", f"{source}/", f"{new}/"]
+        names = asked_of(trace(tmp_path, AHEAD_CALLS, *argv, strace=("-y",)))
+        assert contents(new)[0].keys() == contents(source)[0].keys()
+        for name in os.listdir(source):
+            assert (new / name).read_bytes() == (source / name).read_bytes()
+            assert (new / name).samefile(last / name) == (name not in changed)
+    finally:
+        for folder in (source, last, new):
+            shutil.rmtree(folder, ignore_errors=True)
+    assert set(names) <= set(changed) and len(set(names)) >= len(changed) / 2
+
+
 def test_space_is_free_when_it_was_sent(rsync, many, ext4, tmp_path):
     """Files that --remove-source-files removed do not stay open: of those read ahead none outlives its sending."""
     top, out = ext4 / "moved", ext4 / "moved to"
