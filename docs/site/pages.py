@@ -12,6 +12,8 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
+import tempfile
 
 import treebuild as tb
 from markdown_it import MarkdownIt
@@ -54,6 +56,20 @@ def url_of(name):
     return f"{folder}/{base}.html".lstrip("/")
 
 
+def changelog(collection):
+    """The changelog of a collection as Markdown, without the anchors and the contents that the site makes itself."""
+    with tempfile.NamedTemporaryFile(suffix=".md") as out:
+        # The tool stands beside the Python that `make site` runs this with.
+        argv = [pathlib.Path(sys.executable).with_name("antsibull-changelog"), "generate", "--output", out.name]
+        res = subprocess.run([*argv, "--output-format", "md"], cwd=collection, stdin=subprocess.DEVNULL,
+                             capture_output=True, text=True, check=False)  # fmt: skip
+        text = pathlib.Path(out.name).read_text()
+    if res.returncode or "\n## " not in text:
+        raise tb.BuildError(f"{collection}: antsibull-changelog makes no changelog of it: {res.stderr.strip()}")
+    title, _, versions = re.sub(r'<a id="[^"]*"></a>\n', "", text).partition("\n## ")
+    return f"{title.splitlines()[0]}\n\n## {versions}"
+
+
 class Gatherer:
     """The pages of one source tree. problems: texts, each with a file and its line."""
 
@@ -62,6 +78,8 @@ class Gatherer:
         self.names = files_of(self.root)
         self.problems = []
         self.tokens = {n: MARKDOWN.parse((self.root / n).read_text()) for n in self.names if n.endswith(".md")}
+        if "ansible/changelogs/changelog.yaml" in self.names:
+            self.tokens["ansible/CHANGELOG.md"] = MARKDOWN.parse(changelog(self.root / "ansible"))
         self.anchors = {n: {anchor for *_, anchor in headings(tokens)} for n, tokens in self.tokens.items()}
         self.manuals = {}  # file: name of its page, as in e4itree.8
         self.described = {}  # (name, section) that a manual describes: its page

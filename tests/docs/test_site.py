@@ -2,6 +2,7 @@
 """The site that `make site` builds. Pictures of it go to build/tests/docs."""
 
 import hashlib
+import html
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import links
 import pages
 import pytest
 import webserver
+import yaml
 from conftest import REPO
 
 BUILD = REPO / "docs" / "site" / "build"
@@ -40,7 +42,8 @@ def copy(tmp_path):
     source = tmp_path / "source"
     for name in pages.files_of(REPO):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
-        if name.endswith((".md", *pages.PICTURES)) or pages.MAN_NAME.search(name):
+        of_the_changelog = name.startswith(("ansible/changelogs/", "ansible/galaxy.yml"))
+        if name.endswith((".md", *pages.PICTURES)) or pages.MAN_NAME.search(name) or of_the_changelog:
             shutil.copyfile(REPO / name, source / name)
         else:
             (source / name).touch()
@@ -81,6 +84,17 @@ def test_every_man_page_is_there(site):
         headings = re.findall(r'^\.SH "?([^"\n]+)', page.read_text(), re.M)
         shown = re.findall(r"<h2 id=[^>]*>(.*?)<a", file.read_text())
         assert shown == headings, name
+
+
+def test_the_changelog_of_the_collection_is_a_page(site):
+    """Each version with its fixes, as antsibull-changelog keeps them in YAML."""
+    releases = yaml.safe_load((REPO / "ansible/changelogs/changelog.yaml").read_text())["releases"]
+    page = (site / "ansible/CHANGELOG.html").read_text()
+    shown = re.findall(r"<h2 id=[^>]*>v([\d.]+)<a", page)
+    assert sorted(shown) == sorted(releases) and len(releases) > 1
+    text = html.unescape(re.sub(r"<[^>]+>", "", page))
+    fixes = [fix for release in releases.values() for fix in release["changes"].get("bugfixes", [])]
+    assert fixes and not [fix for fix in fixes if fix.replace("`", "") not in text]
 
 
 def test_references_to_our_manuals_are_links(site):
