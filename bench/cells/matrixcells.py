@@ -193,18 +193,18 @@ class Results:
     def get(self, cell: Cell, key: str) -> dict | None:
         """The result, if it has the same inputs."""
         try:
-            told = json.loads(self.path(cell).read_text())
+            result = json.loads(self.path(cell).read_text())
         except (OSError, ValueError):
             return None
-        return told if told.get("key") == key else None
+        return result if result.get("key") == key else None
 
     def put(self, cell: Cell, inputs: dict, figures: dict, trace: Path | None) -> None:
-        told = {"cell": cell.__dict__ | {"name": cell.name}, "key": hash_of(inputs), "inputs": inputs, **figures}
+        result = {"cell": cell.__dict__ | {"name": cell.name}, "key": hash_of(inputs), "inputs": inputs, **figures}
         self.trace(cell).unlink(missing_ok=True)
         if trace:
             shutil.copyfile(trace, self.trace(cell))
         part = self.path(cell).with_suffix(".part")
-        part.write_text(json.dumps(told) + "\n")
+        part.write_text(json.dumps(result) + "\n")
         part.rename(self.path(cell))
 
     def all(self) -> list[dict]:

@@ -62,25 +62,25 @@ class Data:
 
     def __init__(self, results: list[dict]):
         self.by_key: dict[Key, dict] = {}
-        for told in results:
-            cell = told["cell"]
-            self.by_key[(cell["system"], cell["work"], cell["count"], cell["bytes"], cell["fill"])] = told
+        for result in results:
+            cell = result["cell"]
+            self.by_key[(cell["system"], cell["work"], cell["count"], cell["bytes"], cell["fill"])] = result
 
     def get(self, system: str, work: str, count: int, size: int = 4096, fill: str = "clean") -> dict | None:
         return self.by_key.get((system, work, count, size, fill))
 
     def value(self, key: Key, take: Callable[[dict], float | None]) -> float | None:
         """A figure of a work that was measured and has finished."""
-        told = self.by_key.get(key)
-        return take(told["figures"]) if told and not told["status"] else None
+        result = self.by_key.get(key)
+        return take(result["figures"]) if result and not result["status"] else None
 
     def seconds(self, key: Key, disk: str = SAS10K.name) -> float | None:
         return self.value(key, lambda f: _priced(f, key, disk))
 
     def seconds_until_failed(self, key: Key, disk: str = SAS10K.name) -> float | None:
         """Seconds until a program failed; None if it finished its work."""
-        told = self.by_key.get(key)
-        return _priced(told["figures"], key, disk) if told and told["status"] else None
+        result = self.by_key.get(key)
+        return _priced(result["figures"], key, disk) if result and result["status"] else None
 
     def setups(self, work: str) -> list[tuple[int, int, str]]:
         """(count, bytes, fill) measured on at least one system."""
@@ -111,14 +111,14 @@ def work_table(data: Data, work: str) -> tuple[list[str], list[list[str]]]:
     for setup in data.setups(work):
         row = [setup_text(*setup)]
         for system in systems:
-            told = data.by_key.get((system, work, *setup))
-            if told is None:
+            result = data.by_key.get((system, work, *setup))
+            if result is None:
                 row.append("-")
-            elif told["status"]:
+            elif result["status"]:
                 row.append(NOT_FINISHED)
             else:
                 part = part_of(work)
-                figures = told["figures"]
+                figures = result["figures"]
                 seconds = figures["disks"][SAS10K.name][part]
                 row.append(f"{figures[part]['requests']:,} req, {number(seconds)} s")
         rows.append(row)
@@ -130,12 +130,12 @@ def disk_table(data: Data, setup: tuple[int, int, str], work: str) -> tuple[list
     rows = []
     part = part_of(work)
     for system in data.systems(work):
-        told = data.by_key.get((system, work, *setup))
-        if told is None or told["status"]:
+        result = data.by_key.get((system, work, *setup))
+        if result is None or result["status"]:
             continue
         row = [system]
         for name, disk in DISKS.items():
-            seconds = told["figures"]["disks"][name]
+            seconds = result["figures"]["disks"][name]
             text = number(seconds[part])
             if isinstance(disk, Solid):
                 text = f"{number(seconds[part + '_queued'])} to {text}"
@@ -151,26 +151,26 @@ def instruction_table(data: Data) -> tuple[list[str], list[list[str]]]:
     for setup in data.setups("insn"):
         stock = data.by_key.get(("ext4", "insn", *setup))
         for system in data.systems("insn"):
-            told = data.by_key.get((system, "insn", *setup))
-            if told is None:
+            result = data.by_key.get((system, "insn", *setup))
+            if result is None:
                 continue
             row = [setup_text(*setup), system]
             for what in ("create", "names", "lstat", "rm"):
-                count = told["figures"]["instructions"][what]
+                count = result["figures"]["instructions"][what]
                 text = f"{count / setup[0]:,.0f}"
-                if stock and told is not stock:
+                if stock and result is not stock:
                     text += f" ({count / stock['figures']['instructions'][what]:.3f})"
                 row.append(text)
             rows.append(row)
     return head, rows
 
 
-def sweep_seconds(told: dict, disk: str = SAS10K.name) -> float | None:
+def sweep_seconds(result: dict, disk: str = SAS10K.name) -> float | None:
     """Time of one sequential sweep over what the work needs: directory blocks, inodes, for tar and cp the data."""
-    blocks = told["figures"].get("directory")
+    blocks = result["figures"].get("directory")
     if not blocks:
         return None
-    cell = told["cell"]
+    cell = result["cell"]
     size = (blocks["names"] + blocks["tree"]) * BLOCK
     if cell["work"] != "names":
         size += cell["count"] * INODE
@@ -212,16 +212,16 @@ def _sweep_lines(data: Data, system: str, work: str, limit: float, peers: list[s
     lines = []
     for count, fill in setups:
         key = (system, work, count, 4096, fill)
-        told = data.by_key.get(key)
+        result = data.by_key.get(key)
         title = f"{WORK_TITLES[work]}: at most {limit} sweeps, ahead of {', '.join(peers)}"
         cells = command(*(f"{s}/{work}/{count}/4096/{fill}" for s in (system, *peers)))
-        seconds, sweep = data.seconds(key), sweep_seconds(told) if told else None
+        seconds, sweep = data.seconds(key), sweep_seconds(result) if result else None
         others, ahead = _compare(data, key, peers, work)
         if seconds is None or sweep is None:
             lines.append(Line(title, f"{count:,}, {fill}", NOT_MEASURED, None, others, cells))
             continue
         text = f"{number(seconds)} s, {seconds / sweep:.2f} sweeps of {number(sweep)} s"
-        whole = told["figures"].get("one_pass")
+        whole = result["figures"].get("one_pass")
         if whole:
             text += f", {seconds / whole:.2f} passes of {number(whole)} s"
         met = ahead if seconds <= limit * sweep else False

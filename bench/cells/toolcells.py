@@ -152,18 +152,18 @@ class Results:
 
     def export(self, path: Path) -> int:
         """All that is kept, as one file; how many."""
-        told = [json.loads(kept.read_text()) for kept in sorted(self.dir.glob("*.json"))]
-        lines = ",\n".join(json.dumps(one, sort_keys=True) for one in told)
+        results = [json.loads(kept.read_text()) for kept in sorted(self.dir.glob("*.json"))]
+        lines = ",\n".join(json.dumps(one, sort_keys=True) for one in results)
         path.write_text(f'{{"results": [\n{lines}\n]}}\n')
-        return len(told)
+        return len(results)
 
     def take(self, path: Path) -> int:
         """What export() wrote, of another machine or before the cache was lost, beside what is there; how many."""
         try:
-            told = [(one["inputs"], one["figures"]) for one in json.loads(path.read_text())["results"]]
+            results = [(one["inputs"], one["figures"]) for one in json.loads(path.read_text())["results"]]
         except (ValueError, KeyError, TypeError) as error:
             raise LabError(f"{path} is not what --export writes: {error!r}") from error
-        missing = [(inputs, figures) for inputs, figures in told if not self.path(inputs).exists()]
+        missing = [(inputs, figures) for inputs, figures in results if not self.path(inputs).exists()]
         for inputs, figures in missing:
             self.put(inputs, figures)
         return len(missing)
@@ -177,7 +177,7 @@ def loop(image: Path) -> Iterator[str]:
     """A loop device with the queue that guest.py gives its disks: what a SATA or SAS disk gets by default."""
     device = lab.run(["losetup", "--find", "--show", image], 60).stdout.strip()
     queue = Path("/sys/block", Path(device).name, "queue")
-    before = {name: told.read_text().strip() for name in ("scheduler", "rotational") if (told := queue / name).exists()}
+    before = {name: file.read_text().strip() for name in ("scheduler", "rotational") if (file := queue / name).exists()}
     try:
         for name, value in (("scheduler", "mq-deadline"), ("rotational", "1")):
             try:
@@ -362,31 +362,31 @@ def limited(memory: str) -> Iterator[Path]:
 TIMED = '/usr/bin/time -q -f "%M %x" -o "$0" "$@" | wc -c'
 
 
-def shell(cell: Cell, told: Path, mnt: str, dst: str, before: str = "") -> list[str]:
+def shell(cell: Cell, file: Path, mnt: str, dst: str, before: str = "") -> list[str]:
     script = before + TIMED
     if cell.work.changes:
         # What is left to the journal and to write-back is part of the cost.
         script += f' && sync -f "{mnt}"'
-    return ["sh", "-c", script, str(told), *cell.command(mnt, dst)]
+    return ["sh", "-c", script, str(file), *cell.command(mnt, dst)]
 
 
-def read_told(cell: Cell, told: Path) -> int:
+def read_peak(cell: Cell, file: Path) -> int:
     """Peak memory in KiB, of the largest process."""
-    fields = told.read_text().split()
+    fields = file.read_text().split()
     if len(fields) != 2 or fields[1] != "0":
         raise LabError(f"{cell}: failed: {' '.join(fields)}")
     return int(fields[0])
 
 
-def figures(cell: Cell, requests: list[records.Request], told: dict, peak: int) -> dict:
-    if told["status"]:
-        raise LabError(f"{cell}: ended with {told['status']}")
-    return {**pricing.summary(requests), "wall": told["wall"], "peak_kib": peak}
+def figures(cell: Cell, requests: list[records.Request], result: dict, peak: int) -> dict:
+    if result["status"]:
+        raise LabError(f"{cell}: ended with {result['status']}")
+    return {**pricing.summary(requests), "wall": result["wall"], "peak_kib": peak}
 
 
 def host_run(cell: Cell, volumes: Volumes) -> dict:
     work = volumes.work
-    trace, told = work / "trace.gz", work / "told"
+    trace, file = work / "trace.gz", work / "peak"
     with contextlib.ExitStack() as stack:
         device = stack.enter_context(loop(volumes.image))
         dst = work / "to"
@@ -397,10 +397,10 @@ def host_run(cell: Cell, volumes: Volumes) -> dict:
         # Last, so that nothing of it is in memory that its mount did not read.
         where = stack.enter_context(mounted(device, work / "mnt", lab.mount_options(cell.kind)))
         join = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(procs)]
-        command = join + shell(cell, told, str(where), str(dst))
+        command = join + shell(cell, file, str(where), str(dst))
         raw = work / "trace.raw"
         done = blocktrace.record(command, Path(device).name, raw, work / "out", TIMEOUT)
-    return figures(cell, blocktrace.convert(raw, trace, done["recorded"]), done, read_told(cell, told))
+    return figures(cell, blocktrace.convert(raw, trace, done["recorded"]), done, read_peak(cell, file))
 
 
 def guest_run(cell: Cell, volumes: Volumes) -> dict:
@@ -409,10 +409,10 @@ def guest_run(cell: Cell, volumes: Volumes) -> dict:
     dst = "/run/itree-target"
     before = f"mkdir {dst} && mount -o noatime /dev/{lab.disk_name(1)} {dst} || exit 9; " if cell.work.target else ""
     disks = [(volumes.image, "itree")] + [(volumes.target, "ext4")] * bool(cell.work.target)
-    command = shell(cell, share / "told", "{mnt}", dst, before)
+    command = shell(cell, share / "peak", "{mnt}", dst, before)
     step = lab.Step("cell", command, lab.mount_options("itree"), title=str(cell), timeout=TIMEOUT)
     report = lab.run_guest(disks, [step], share, cell.memory, TIMEOUT)
-    return figures(cell, report.requests("cell"), report.steps["cell"], read_told(cell, share / "told"))
+    return figures(cell, report.requests("cell"), report.steps["cell"], read_peak(cell, share / "peak"))
 
 
 def measure(cell: Cell, volumes: Volumes) -> dict:

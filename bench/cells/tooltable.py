@@ -52,52 +52,52 @@ def place(cell: Cell) -> tuple[str, ...]:
     return cell.kind, cell.fill, cell.memory, cell.work.name
 
 
-def unpatched(told: dict[Cell, dict | None]) -> dict[tuple[str, ...], dict]:
+def unpatched(by_cell: dict[Cell, dict | None]) -> dict[tuple[str, ...], dict]:
     """The unpatched figures that variants are compared with, by place()."""
-    return {place(c): f for c, f in told.items() if f and c.variant == UNPATCHED and seconds(c, f)}
+    return {place(c): f for c, f in by_cell.items() if f and c.variant == UNPATCHED and seconds(c, f)}
 
 
-def ratios(told: dict[Cell, dict | None]) -> dict[Cell, float]:
+def ratios(by_cell: dict[Cell, dict | None]) -> dict[Cell, float]:
     """Ratio of each variant's seconds to the unpatched program's on the same volume, if both are measured."""
-    base = unpatched(told)
+    base = unpatched(by_cell)
     return {
         cell: seconds(cell, figures) / seconds(cell, base[place(cell)])
-        for cell, figures in told.items()
+        for cell, figures in by_cell.items()
         if figures and cell.variant != UNPATCHED and place(cell) in base
     }
 
 
-def slower(told: dict[Cell, dict | None]) -> dict[Cell, float]:
+def slower(by_cell: dict[Cell, dict | None]) -> dict[Cell, float]:
     """The ratios() above SLOWER."""
-    return {cell: ratio for cell, ratio in ratios(told).items() if ratio > SLOWER}
+    return {cell: ratio for cell, ratio in ratios(by_cell).items() if ratio > SLOWER}
 
 
-def doubtful(told: dict[Cell, dict | None], most: int) -> list[Cell]:
+def doubtful(by_cell: dict[Cell, dict | None], most: int) -> list[Cell]:
     """Cells with fewer than most runs that are slower than unpatched, or that these are compared with."""
-    above = slower(told)
+    above = slower(by_cell)
     wanted = {place(cell) for cell in above}
     return [
         cell
-        for cell, figures in told.items()
+        for cell, figures in by_cell.items()
         if figures
         and figures["runs"] < most
         and (cell in above or (cell.variant == UNPATCHED and place(cell) in wanted))
     ]
 
 
-def due(told: dict[Cell, dict | None], most: int) -> list[Cell]:
+def due(by_cell: dict[Cell, dict | None], most: int) -> list[Cell]:
     """Cells to measure next: missing ones, then doubtful() ones."""
-    return [cell for cell, figures in told.items() if not figures] or doubtful(told, most)
+    return [cell for cell, figures in by_cell.items() if not figures] or doubtful(by_cell, most)
 
 
-def verdict(told: dict[Cell, dict | None]) -> list[str]:
+def verdict(by_cell: dict[Cell, dict | None]) -> list[str]:
     """Lines that list what is slower than unpatched, and what is not measured."""
-    compared, above, base = ratios(told), slower(told), unpatched(told)
-    missing = sum(c.variant != UNPATCHED for c in told) - len(compared)
+    compared, above, base = ratios(by_cell), slower(by_cell), unpatched(by_cell)
+    missing = sum(c.variant != UNPATCHED for c in by_cell) - len(compared)
     lines = [f"{len(compared)} variants compared with unpatched, {missing} not measured"]
     lines.append(f"slower by more than {SLOWER - 1:.0%}: {len(above) or 'none'}")
     for cell, ratio in sorted(above.items(), key=lambda item: -item[1]):
-        few = min(told[cell]["runs"], base[place(cell)]["runs"])
+        few = min(by_cell[cell]["runs"], base[place(cell)]["runs"])
         lines.append(f"{cell}: {ratio:.3f} ({f'{few} runs' if few > 1 else 'one run'})")
     return lines
 
@@ -122,9 +122,9 @@ def row(cell: Cell, figures: dict | None, ratio: float | None) -> list[str]:
     return [*head, requests, seeks, f"{seconds(cell, figures):,.1f}", against, wall, peak, str(figures["runs"])]
 
 
-def markdown(told: dict[Cell, dict | None], counts: str) -> str:
+def markdown(by_cell: dict[Cell, dict | None], counts: str) -> str:
     """The text of docs/tools.md; counts: a sentence with the numbers of files."""
-    found = ratios(told)
-    rows = [row(cell, figures, found.get(cell)) for cell, figures in told.items()]
-    lines = [INTRO.format(counts=counts), "", *(f"- {line}" for line in verdict(told)), ""]
+    found = ratios(by_cell)
+    rows = [row(cell, figures, found.get(cell)) for cell, figures in by_cell.items()]
+    lines = [INTRO.format(counts=counts), "", *(f"- {line}" for line in verdict(by_cell)), ""]
     return "\n".join([*lines, *lab.table_markdown(HEAD, rows)]) + "\n"

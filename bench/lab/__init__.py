@@ -336,12 +336,12 @@ class Report:
 
     def figures(self, step: str, requests: list[records.Request] | None = None) -> dict:
         """The cost of a step; pass its `requests` if they have been read already, as there may be millions."""
-        told = self.steps[step]
+        result = self.steps[step]
         return {
             **pricing.summary(self.requests(step) if requests is None else requests),
-            "wall": told["wall"],
-            "cpu_seconds": told["cpu_seconds"],
-            "commits": told["commits"],
+            "wall": result["wall"],
+            "cpu_seconds": result["cpu_seconds"],
+            "commits": result["commits"],
         }
 
 
@@ -375,7 +375,7 @@ def run_guest(
     path.write_text(json.dumps(job))
     (share / "result.json").unlink(missing_ok=True)
     try:
-        told = vm.run(
+        result = vm.run(
             # -B: the source tree is read-only there
             [sys.executable, "-B", str(BENCH / "lab" / "guest.py"), str(path)],
             kernel=KERNEL,
@@ -392,8 +392,8 @@ def run_guest(
         )
     except vm.VMError as error:
         raise LabError(str(error)) from error
-    if not told.ok:
-        raise LabError(told.explain())
+    if not result.ok:
+        raise LabError(result.explain())
     return read_report(share)
 
 
@@ -506,11 +506,11 @@ class ImageCache:
         self.meta.unlink(missing_ok=True)
         self.image.unlink(missing_ok=True)
 
-    def put(self, image: Path, told: dict) -> None:
+    def put(self, image: Path, result: dict) -> None:
         self.drop()
         image.rename(self.image)
         part = self.meta.with_suffix(".part")
-        part.write_text(json.dumps({"key": self.key, "inputs": self.inputs, "told": told}))
+        part.write_text(json.dumps({"key": self.key, "inputs": self.inputs, "told": result}))
         part.rename(self.meta)
 
 

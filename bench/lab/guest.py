@@ -105,27 +105,27 @@ def carry_out(disk: Disk, second: Disk | None, step: dict, share: Path) -> dict:
     for name, path in places.items():
         command = [part.replace(name, path) for part in command]
     output = share / f"{step['name']}.out"
-    told: dict[str, object] = {"name": step["name"], "command": command, "options": options}
+    outcome: dict[str, object] = {"name": step["name"], "command": command, "options": options}
     commits = disk.commits()
     written = blocktrace.disk_stat(second.name)["written_sectors"] if second else 0
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     if step["trace"]:
         raw = share / f"{step['name']}.trace.raw"
-        told |= blocktrace.record(command, disk.name, raw, output, step["timeout"])
+        outcome |= blocktrace.record(command, disk.name, raw, output, step["timeout"])
     else:
         begin = time.monotonic()
         with open(output, "wb") as out:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, timeout=step["timeout"], check=False)
-        told |= {"status": done.returncode, "wall": time.monotonic() - begin}
+        outcome |= {"status": done.returncode, "wall": time.monotonic() - begin}
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    told["cpu_seconds"] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    told["commits"] = disk.commits() - commits
+    outcome["cpu_seconds"] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    outcome["commits"] = disk.commits() - commits
     if second:
-        told["second_sectors"] = blocktrace.disk_stat(second.name)["written_sectors"] - written
-    told["counters"] = disk.counters()
-    if told["status"] and not step["may_fail"]:
-        raise RuntimeError(f"{step['name']}: {command[0]} ended with {told['status']}")
-    return told
+        outcome["second_sectors"] = blocktrace.disk_stat(second.name)["written_sectors"] - written
+    outcome["counters"] = disk.counters()
+    if outcome["status"] and not step["may_fail"]:
+        raise RuntimeError(f"{step['name']}: {command[0]} ended with {outcome['status']}")
+    return outcome
 
 
 def limits_as_booted() -> None:
@@ -152,11 +152,11 @@ def carry_out_all(job: dict, share: Path) -> None:
         for number, step in enumerate(job["steps"]):
             disk = disks[step["disk"]]
             begin = time.monotonic()
-            told = carry_out(disk, disks.get(step.get("second")), step, share)
-            result["steps"].append(told)
+            outcome = carry_out(disk, disks.get(step.get("second")), step, share)
+            result["steps"].append(outcome)
             (share / "result.json").write_text(json.dumps(result))
-            around = time.monotonic() - begin - told["wall"]
-            say(f"    {step['title']}: {told['wall']:.1f} s (and {around:.1f} s to mount and settle)")
+            around = time.monotonic() - begin - outcome["wall"]
+            say(f"    {step['title']}: {outcome['wall']:.1f} s (and {around:.1f} s to mount and settle)")
             later = [other["disk"] for other in job["steps"][number + 1 :]]
             if disk.name not in later:
                 disk.umount()

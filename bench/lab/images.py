@@ -79,12 +79,12 @@ def make(volume: Volume, tools, timeout: float) -> tuple[lab.ImageCache, dict]:
         command[0] = str(tools / command[0])
         step = Step("fill", command, volume.options(), title=f"fill {volume.kind} {volume.fill}", timeout=timeout)
         report = lab.run_guest([(image, volume.kind)], [step], work / "fill", lab.FILL_MEMORY, timeout)
-        told = report.json("fill")
-        if told["live"] != volume.count:
-            raise LabError(f"fill made {told['live']} files, {volume.count} wanted")
+        result = report.json("fill")
+        if result["live"] != volume.count:
+            raise LabError(f"fill made {result['live']} files, {volume.count} wanted")
         requests = report.requests("fill")
         figures = report.figures("fill", requests)
-        figures |= {"created": told, "counters": report.steps["fill"]["counters"]}
+        figures |= {"created": result, "counters": report.steps["fill"]["counters"]}
         figures["disks"] = pricing.on_all_disks(requests)
         if volume.ours:
             extents, block = lab.journal_extents(image)
@@ -106,12 +106,12 @@ def filled(volume: Volume, tools, timeout: float) -> lab.ImageCache:
 def directory_blocks(image) -> dict[str, int]:
     """Blocks of the directory `dir` from debugfs: for names, and for the tree (logical 0x80000000 on)."""
     text = lab.run([lab.E2FS / "debugfs", "-R", "extents /dir", image], 120).stdout
-    told = {"names": 0, "tree": 0}
+    result = {"names": 0, "tree": 0}
     for line in text.splitlines():
         # level/depth, entry/entries, first - last logical, first - last physical, length
         words = line.replace("/", " ").replace("-", " ").split()
         if len(words) < 9 or not words[0].isdigit() or words[0] != words[1]:
             continue
         first, last = int(words[4]), int(words[5])
-        told["tree" if first >= 1 << 31 else "names"] += last - first + 1
-    return told
+        result["tree" if first >= 1 << 31 else "names"] += last - first + 1
+    return result

@@ -89,16 +89,16 @@ def one_pass(requests: Iterable[Request], disk: Disk = SAS10K) -> float:
 
 def on_all_disks(requests: list[Request]) -> dict[str, dict[str, float]]:
     """Seconds of the reads, and of everything, on each disk; `queued` is the lower bound of disks.Solid."""
-    told = {}
+    result = {}
     for name, disk in DISKS.items():
         reads, both = price((r for r in requests if r.is_read), disk), price(requests, disk)
-        told[name] = {
+        result[name] = {
             "reads": reads.seconds,
             "reads_queued": reads.queued,
             "all": both.seconds,
             "all_queued": both.queued,
         }
-    return told
+    return result
 
 
 def summary(requests: list[Request], disk: Disk = SAS10K) -> dict[str, object]:

@@ -80,9 +80,9 @@ def check_against_disk(requests: list[records.Request], before: dict[str, int], 
         "written_sectors": sum(r.sectors for r in requests if r.is_write),
     }
     for what, count in seen.items():
-        told = after[what] - before[what]
-        if told != count:
-            raise TraceError(f"{what}: the trace has {count}, the disk counted {told}")
+        counted = after[what] - before[what]
+        if counted != count:
+            raise TraceError(f"{what}: the trace has {count}, the disk counted {counted}")
 
 
 def without_repeated(
@@ -161,13 +161,13 @@ class Recorder:
         self.drain(0)
         read = 0
         for stats in self.dir.glob("per_cpu/cpu*/stats"):
-            told = dict(line.split(":", 1) for line in stats.read_text().splitlines() if ":" in line)
+            stat = dict(line.split(":", 1) for line in stats.read_text().splitlines() if ":" in line)
             for what in ("overrun", "commit overrun", "dropped events"):
-                if int(told[what]):
-                    raise TraceError(f"{stats.parent.name}: {what}: {told[what].strip()}")
-            if int(told["entries"]):
+                if int(stat[what]):
+                    raise TraceError(f"{stats.parent.name}: {what}: {stat[what].strip()}")
+            if int(stat["entries"]):
                 raise TraceError(f"{stats.parent.name}: events left in the buffer")
-            read += int(told["read events"])
+            read += int(stat["read events"])
         return {"events": read, "layout": self.layout, "before": self.before, "after": self.after}
 
     def close(self) -> None:

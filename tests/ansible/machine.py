@@ -107,9 +107,9 @@ class Host:
             if "up and well" in self.ssh("echo up and well", ok=None, timeout=90):
                 return self
             time.sleep(2)
-        raise AssertionError(f"no ssh within {limit} s; the console said:\n{self.said()}")
+        raise AssertionError(f"no ssh within {limit} s; the console said:\n{self.output()}")
 
-    def said(self):
+    def output(self):
         return self.console.read_text(errors="replace")[-6000:]
 
     def power_cut(self):
@@ -126,7 +126,7 @@ class Host:
                 self.process.wait(300)
             except subprocess.TimeoutExpired:
                 self.power_cut()
-                raise AssertionError(f"it did not power off; the console said:\n{self.said()}") from None
+                raise AssertionError(f"it did not power off; the console said:\n{self.output()}") from None
         self.process = None
 
     def close(self):

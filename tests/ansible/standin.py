@@ -23,12 +23,12 @@ def main():
     answers = HERE / "answers.json"
     given = json.loads(answers.read_text()) if answers.exists() else {}
     if given.get(path):
-        code, record, said = given[path].pop(0)
+        code, record, output = given[path].pop(0)
         answers.write_text(json.dumps(given))
     else:
         done = HERE / "built"
         before = done.read_text().splitlines() if done.exists() else []
-        code, said = 0, ""
+        code, output = 0, ""
         if op == "pack":
             sizes = {"dir_blocks_before": 900, "dir_blocks": 20, "tree_blocks_before": 40, "tree_blocks": 4}
             if path in before:
@@ -48,8 +48,8 @@ def main():
             done.write_text("".join(f"{p}\n" for p in [*before, path]))
         if (HERE / "hook").exists() and not dry:
             subprocess.run([HERE / "hook", path], check=True)
-    if said:
-        print(f"e4itree: {path}: {said}", file=sys.stderr)
+    if output:
+        print(f"e4itree: {path}: {output}", file=sys.stderr)
     print(json.dumps({"path": path, "op": op, **record}))
     print(json.dumps({"summary": True, "op": op}))
     return code

@@ -24,10 +24,10 @@ def test_lint(collection):
     """ansible-lint, production profile, on what users get."""
     assert (collection.root / ".ansible-lint").exists()
     text = run(VENV / "ansible-lint", "--offline", "--nocolor", ".", env=collection.env, cwd=collection.root)[1]
-    told = re.search(r"Passed: 0 failure\(s\), 0 warning\(s\) in (\d+) files processed", text)
-    assert told and "Profile 'production' was required, and it passed" in text, text
+    result = re.search(r"Passed: 0 failure\(s\), 0 warning\(s\) in (\d+) files processed", text)
+    assert result and "Profile 'production' was required, and it passed" in text, text
     # Not just the directory's name.
-    assert int(told[1]) > 50, text
+    assert int(result[1]) > 50, text
 
 
 def test_sanity(collection, tmp_path):

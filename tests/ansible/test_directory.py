@@ -82,8 +82,8 @@ def test_packed(collection, standin, dirs):
     assert done["changed"] and done["results"][0]["dir_blocks_before"] == 900
     assert done["diff"] == {"before": f"{dirs[0]}: 900 blocks\n", "after": f"{dirs[0]}: 20 blocks\n"}
     assert not call(collection, standin, dirs[:1], state="packed")["changed"]
-    said = "not on ext4, or this kernel cannot pack directories"
-    standin.answer(dirs[1], (3, {"result": "lacking", "errno": 25}, said))
+    output = "not on ext4, or this kernel cannot pack directories"
+    standin.answer(dirs[1], (3, {"result": "lacking", "errno": 25}, output))
     answer = call(collection, standin, dirs[1:], state="packed", ok=False)
     assert "this kernel cannot pack directories" in answer["msg"] and len(answer["results"]) == 0
 

@@ -92,8 +92,8 @@ def test_gate_kernel(collection, sandbox):
     sandbox.put(f"/usr/lib/modules/999.{release}/vmlinuz", "")
     words = f"here runs {release}, and 999.{release} is installed: reboot to get its fixes"
     collection.role("gate", before=sandbox.before, **fail).bad(words)
-    said = collection.role("gate", before=sandbox.before, itree_gate_commands=[["true"]]).good()
-    assert words in " ".join(said.text.split()) and said.changed() == {"here": 0}
+    output = collection.role("gate", before=sandbox.before, itree_gate_commands=[["true"]]).good()
+    assert words in " ".join(output.text.split()) and output.changed() == {"here": 0}
 
 
 UNITS = ("/etc/systemd/system/itree-check.service", "/etc/systemd/system/itree-check.timer")
@@ -106,9 +106,9 @@ def test_check(collection, sandbox, tools):
     variables = {"itree_check_paths": paths, "itree_check_on_failure": "itree-tell@%n.service".replace("%n", "root"),
                  "itree_check_start": False}  # fmt: skip
     once_twice(collection, sandbox, "check", UNITS, **variables)
-    said = sandbox.run("systemd-analyze", "verify", "--man=no", *UNITS)
+    output = sandbox.run("systemd-analyze", "verify", "--man=no", *UNITS)
     # The unit named by the admin does not exist here, which is no error; anything else would be told.
-    assert not [t for t in said.splitlines() if "itree-check" in t and "itree-tell" not in t], said
+    assert not [t for t in output.splitlines() if "itree-check" in t and "itree-tell" not in t], output
     service = pathlib.Path(f"{sandbox.top}/etc.up/systemd/system/itree-check.service").read_text()
     assert service.count("OnFailure=itree-tell@root.service") == 1
     # Words as systemd.service(5) has them.
@@ -126,8 +126,8 @@ def test_timers_of_pack_and_arrange(collection, sandbox, tools):
     variables = {"itree_check_paths": ["/srv/mail", '/srv/100% of "it"'], "itree_check_start": False,
                  "itree_check_pack": True, "itree_check_arrange": True}  # fmt: skip
     once_twice(collection, sandbox, "check", UNITS + more, **variables)
-    said = sandbox.run("systemd-analyze", "verify", "--man=no", *UNITS, *more)
-    assert not [t for t in said.splitlines() if "itree-" in t], said
+    output = sandbox.run("systemd-analyze", "verify", "--man=no", *UNITS, *more)
+    assert not [t for t in output.splitlines() if "itree-" in t], output
     for name, needs in (("pack", True), ("arrange", False)):
         service = pathlib.Path(f"{sandbox.top}/etc.up/systemd/system/itree-{name}.service").read_text()
         assert f'/usr/sbin/e4itree {name} --recursive --quiet -- "/srv/mail"' in service

@@ -136,9 +136,9 @@ def test_real_packages(collection, sandbox, tmp_path):
     names = ["e2fsprogs", "libext2fs2"]
     stock = tmp_path / "stock"
     stock.mkdir()
-    code, said = run("apt-get", "-o", "APT::Sandbox::User=root", "download", *names, cwd=stock, ok=None)
+    code, output = run("apt-get", "-o", "APT::Sandbox::User=root", "download", *names, cwd=stock, ok=None)
     if code:
-        pytest.skip(f"no mirror of Debian offers e2fsprogs here: {said[-300:]}")
+        pytest.skip(f"no mirror of Debian offers e2fsprogs here: {output[-300:]}")
     (stock / "Packages").write_text(run("apt-ftparchive", "packages", ".", cwd=stock)[1])
     (tmp_path / "key").mkdir()
     key = machine_packages.repository(machine_packages.e2fsprogs(tmp_path), tmp_path / "ours", tmp_path / "key")

@@ -57,14 +57,14 @@ def mounted(tmp_path_factory):
         must("losetup", "-d", device)
 
 
-def told(mounted, *args):
+def result(mounted, *args):
     done = call(ADVISE, "--json", "--disk", "sas10k", *args, mounted)
     assert done.returncode == 0, done.stderr
     return {os.path.basename(d["path"]): d for d in json.loads(done.stdout)["directories"]}
 
 
 def test_hash_order_gains_and_few_files_do_not(mounted):
-    found = told(mounted, "--min-blocks", 1)
+    found = result(mounted, "--min-blocks", 1)
     large, small = found["large"], found["small"]
     assert large["entries"] == FILES and small["entries"] == 20
     assert large["descents"] > FILES / 4
@@ -74,7 +74,7 @@ def test_hash_order_gains_and_few_files_do_not(mounted):
 
 
 def test_only_large_directories_are_named(mounted):
-    assert set(told(mounted)) == {"large"}
+    assert set(result(mounted)) == {"large"}
 
 
 def test_in_words(mounted):
@@ -90,7 +90,7 @@ def test_nothing_is_changed(mounted):
     for path in mounted.iterdir():
         os.utime(path, (0, 0))
     before = state()
-    told(mounted, "--min-blocks", 1)
+    result(mounted, "--min-blocks", 1)
     assert state() == before
 
 

@@ -89,8 +89,8 @@ def test_check_wants_the_same_archive_twice(reports):
 
 
 def test_check_wants_every_message(reports):
-    for told in reports.values():
-        told.outputs["ls"] = "3"
+    for result in reports.values():
+        result.outputs["ls"] = "3"
     with pytest.raises(lab.LabError, match="3 messages"):
         demo.check(ARGS, reports)
 
@@ -109,8 +109,8 @@ def figures(reads, written=0):
 
 
 def test_table_of_the_demo_has_a_line_for_each_work_and_mode():
-    told = {name: {"ignored": figures(2000), "used": figures(20)} for name, _, _ in demo.JOBS}
-    lines = demo.print_table(told).splitlines()
+    result = {name: {"ignored": figures(2000), "used": figures(20)} for name, _, _ in demo.JOBS}
+    lines = demo.print_table(result).splitlines()
     assert len(lines) == 2 + 2 * len(demo.JOBS)
     assert "2,000" in lines[2]
     assert lines[3].split()[:2] == ["used", "20"]

@@ -129,9 +129,9 @@ def test_distance_is_summed_both_ways():
 
 
 def test_a_trace_is_priced_on_every_disk():
-    told = pricing.on_all_disks([*sequential(10, 4096), *sequential(5, 4096, "WS")])
-    assert set(told) == set(disks.DISKS)
-    for name, seconds in told.items():
+    result = pricing.on_all_disks([*sequential(10, 4096), *sequential(5, 4096, "WS")])
+    assert set(result) == set(disks.DISKS)
+    for name, seconds in result.items():
         assert 0 < seconds["reads"] < seconds["all"], name
         assert seconds["all_queued"] <= seconds["all"], name
 

@@ -44,6 +44,6 @@ def test_every_combination_is_a_step_of_its_own(tmp_path):
 
 
 def test_the_fastest_is_first():
-    told = {s: {"requests": 10, "seconds": 16.0 - number} for number, s in enumerate(factorial.settings())}
-    lines = factorial.tables_of(told).splitlines()
+    result = {s: {"requests": 10, "seconds": 16.0 - number} for number, s in enumerate(factorial.settings())}
+    lines = factorial.tables_of(result).splitlines()
     assert lines[2].split()[-1] == "1.00" and lines[17].split()[-1] == "16.00"

@@ -197,7 +197,7 @@ def test_lookup_finds_all_names_and_no_others(tools, tmp_path):
     (tmp_path / "d").mkdir()
     subprocess.run([tools / "fill", "-q", "-n", "300", "-s", "0", tmp_path / "d"], check=True, capture_output=True)
     subprocess.run([tools / "walk", "-n", "-N", tmp_path / "names", tmp_path / "d"], check=True, capture_output=True)
-    for options, told in (
+    for options, outcome in (
         ([], {"asked": 300, "found": 300}),
         (["-k", "10"], {"asked": 10, "found": 10}),
         (["-m", "-k", "299"], {"asked": 299, "found": 0}),
@@ -205,7 +205,7 @@ def test_lookup_finds_all_names_and_no_others(tools, tmp_path):
         done = subprocess.run(
             [tools / "lookup", *options, tmp_path / "names", tmp_path / "d"], check=True, capture_output=True
         )
-        assert json.loads(done.stdout) == told
+        assert json.loads(done.stdout) == outcome
 
 
 def test_mailmix_does_what_it_says_and_the_same_each_time(tools, tmp_path):
@@ -220,13 +220,13 @@ def test_mailmix_does_what_it_says_and_the_same_each_time(tools, tmp_path):
         (top / "names").write_text("\n".join(sorted(names, reverse=turn == "b")) + "\n")
         before = set(names)
         argv = [tools / "mailmix", "-k", "1000", top / "names", top / "d", top / "tmp"]
-        told = json.loads(subprocess.run(argv, check=True, capture_output=True).stdout)
+        outcome = json.loads(subprocess.run(argv, check=True, capture_output=True).stdout)
         after = {p.name for p in (top / "d").iterdir()}
-        assert told["left"] == len(after) == 300 + told["delivered"] - told["deleted"]
-        assert min(told[what] for what in ("read", "delivered", "deleted", "marked", "listed")) > 0
-        assert told["bytes"] > told["read"] and not list((top / "tmp").iterdir())
+        assert outcome["left"] == len(after) == 300 + outcome["delivered"] - outcome["deleted"]
+        assert min(outcome[what] for what in ("read", "delivered", "deleted", "marked", "listed")) > 0
+        assert outcome["bytes"] > outcome["read"] and not list((top / "tmp").iterdir())
         assert after - before and before - after
-        seen.append((told, sorted((p.name, p.stat().st_size) for p in (top / "d").iterdir())))
+        seen.append((outcome, sorted((p.name, p.stat().st_size) for p in (top / "d").iterdir())))
     assert seen[0] == seen[1]
 
 
@@ -310,9 +310,9 @@ def test_what_did_not_finish_is_no_figure():
     assert row[1].startswith("100 req, ") and row[2] == "did not finish"
     # It is behind if it had taken longer by then; else nobody knows.
     for mine, behind in ((0.5, True), (2, None)):
-        told = [result("xfs", "rm", status=1), result("itree", "rm")]
-        told[1]["figures"]["disks"]["sas10k"]["all"] = mine * told[0]["figures"]["disks"]["sas10k"]["all"]
-        found = line(Data(told), "rm -r")
+        outcome = [result("xfs", "rm", status=1), result("itree", "rm")]
+        outcome[1]["figures"]["disks"]["sas10k"]["all"] = mine * outcome[0]["figures"]["disks"]["sas10k"]["all"]
+        found = line(Data(outcome), "rm -r")
         assert found.met is behind and found.peers.startswith("xfs did not finish, ")
 
 
@@ -322,8 +322,8 @@ def test_cost_of_an_operation_can_be_missed_by_two_sizes_but_not_met():
         return only
 
     near = [result("itree", "lstat", count=count) for count in (10_000, 100_000)]
-    for told in near:
-        told["figures"]["disks"]["sas10k"]["reads"] = told["cell"]["count"] / 1e5
+    for outcome in near:
+        outcome["figures"]["disks"]["sas10k"]["reads"] = outcome["cell"]["count"] / 1e5
     assert found(Data(near)).met is None
     assert found(Data(near)).reached == "10,000: 10.0 µs, 100,000: 10.0 µs"
     near[1]["figures"]["disks"]["sas10k"]["reads"] *= 1.3
@@ -344,16 +344,16 @@ def test_cost_of_an_operation_can_be_missed_by_two_sizes_but_not_met():
 @pytest.fixture
 def exported(tmp_path):
     order = {"order": [[i, i * 7 % 50] for i in range(50)]}
-    told = [
+    outcome = [
         result(system, work, count=count, reads=reads, directory={"names": 9, "tree": 2})
         for system, reads in (("ext4", 300), ("itree", 20))
         for work in ("lstat", "tar", "rm")
         for count in (10_000, 30_000)
     ]
     instructions = dict.fromkeys(("create", "names", "lstat", "rm"), 10**9)
-    told += [result("itree", "names") | order, result("ext4", "insn", instructions=instructions)]
+    outcome += [result("itree", "names") | order, result("ext4", "insn", instructions=instructions)]
     path = tmp_path / "results.json"
-    path.write_text(json.dumps({"results": told}))
+    path.write_text(json.dumps({"results": outcome}))
     return path
 
 
@@ -389,11 +389,11 @@ def test_results_of_another_machine_are_taken_beside_those_at_hand(exported, tmp
     cell = Cell("itree", "lstat", 10_000, 4096, "clean")
     results = matrixcells.Results()
     results.put(cell, {"of": "here"}, {"status": 0}, None)
-    told = json.loads(exported.read_text())["results"]
-    assert matrix.take(exported) == len(told) - 1 and matrix.take(exported) == 0
+    outcome = json.loads(exported.read_text())["results"]
+    assert matrix.take(exported) == len(outcome) - 1 and matrix.take(exported) == 0
     assert results.get(cell, matrixcells.hash_of({"of": "here"}))["status"] == 0, "what is at hand stays"
-    assert {r["cell"]["name"] for r in results.all()} == {r["cell"]["name"] for r in told}
-    other = next(r for r in told if r["cell"]["name"] != cell.name)
+    assert {r["cell"]["name"] for r in results.all()} == {r["cell"]["name"] for r in outcome}
+    other = next(r for r in outcome if r["cell"]["name"] != cell.name)
     taken = json.loads(results.path(Cell(**{k: v for k, v in other["cell"].items() if k != "name"})).read_text())
     assert taken["figures"] == other["figures"] and taken["inputs"] == other["inputs"]
 

@@ -34,9 +34,9 @@ def trace(tmp_path):
 def test_prices_are_those_of_the_model(trace):
     want = pricing.summary(records.read_trace(trace))
     assert json.loads(requests("price", "--json", trace)[0]) == {str(trace): want}
-    told = requests("price", trace)[0].splitlines()
-    assert told[0].split() == ["requests", "MiB", "seeks", "seconds"]
-    lines = {line.split()[0]: line.split()[1:] for line in told[2:]}
+    result = requests("price", trace)[0].splitlines()
+    assert result[0].split() == ["requests", "MiB", "seeks", "seconds"]
+    lines = {line.split()[0]: line.split()[1:] for line in result[2:]}
     assert lines["reads"] == ["101", "1.4", "0", f"{want['reads']['seconds']:.2f}"]
     assert lines["all"][0] == "102" and lines["writes"][0] == "1"
 
@@ -62,5 +62,5 @@ def test_two_lists_of_inodes_are_drawn(tmp_path):
 def test_what_is_no_trace_is_refused(tmp_path):
     (tmp_path / "notes").write_text("notes\n")
     for path in (tmp_path / "notes", tmp_path / "missing"):
-        said = requests("price", path, ok=1)[1]
-        assert said.startswith("bench/requests: ") and str(path) in said and said.count("\n") == 1
+        output = requests("price", path, ok=1)[1]
+        assert output.startswith("bench/requests: ") and str(path) in output and output.count("\n") == 1

@@ -72,13 +72,13 @@ def test_every_variant_has_a_program_and_a_place():
 
 
 def test_what_failed_is_no_figure(tmp_path):
-    told = tmp_path / "told"
-    told.write_text("1234 0\n")
-    assert toolcells.read_told(cell(), told) == 1234
+    result = tmp_path / "peak"
+    result.write_text("1234 0\n")
+    assert toolcells.read_peak(cell(), result) == 1234
     for text in ("1234 2\n", "", "Command terminated by signal 9\n1234 0\n"):
-        told.write_text(text)
+        result.write_text(text)
         with pytest.raises(lab.LabError, match="du -s"):
-            toolcells.read_told(cell(), told)
+            toolcells.read_peak(cell(), result)
 
 
 def test_nothing_is_measured_for_a_table(tmp_path):
@@ -107,9 +107,9 @@ def test_a_real_cell(tmp_path, work):
     image = toolcells.host_fill("ext4", "clean", 300, tmp_path / "f")
     volumes = toolcells.Volumes(image, "ext4", tmp_path / "w")
     for _ in range(2):
-        told = toolcells.measure(cell(work), volumes)
-        assert told["reads"]["requests"] > 3 and told["reads"]["seconds"] > 0
-        assert told["peak_kib"] > 500
+        result = toolcells.measure(cell(work), volumes)
+        assert result["reads"]["requests"] > 3 and result["reads"]["seconds"] > 0
+        assert result["peak_kib"] > 500
     assert volumes.fresh == (work is DU)
     assert not list(tmp_path.glob("w/mnt/*"))
     wrong = dataclasses.replace(work, runs={"unpatched": ["/usr/bin/false", "{mnt}"]})

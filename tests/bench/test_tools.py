@@ -29,18 +29,18 @@ def fill(tools, *args):
 
 
 def test_names_are_16_digits_of_the_hash(tools, tmp_path):
-    told = fill(tools, "-n", 500, "-s", 10, tmp_path / "d")
-    assert (told["live"], told["created"], told["deleted"]) == (500, 500, 0)
+    result = fill(tools, "-n", 500, "-s", 10, tmp_path / "d")
+    assert (result["live"], result["created"], result["deleted"]) == (500, 500, 0)
     wanted = {f"{serial * 0x9E3779B97F4A7C15 % 2**64:016x}.msg" for serial in range(500)}
     assert set(os.listdir(tmp_path / "d")) == wanted
     assert {entry.stat().st_size for entry in os.scandir(tmp_path / "d")} == {10}
 
 
 def test_aged_deletes_three_in_ten_steps(tools, tmp_path):
-    told = fill(tools, "-n", 4000, "-s", 0, "-a", 30, tmp_path / "d")
-    assert len(os.listdir(tmp_path / "d")) == told["live"] == told["created"] - told["deleted"] == 4000
-    steps = told["created"] + told["deleted"]
-    assert told["deleted"] / steps == pytest.approx(0.3, abs=0.02)
+    result = fill(tools, "-n", 4000, "-s", 0, "-a", 30, tmp_path / "d")
+    assert len(os.listdir(tmp_path / "d")) == result["live"] == result["created"] - result["deleted"] == 4000
+    steps = result["created"] + result["deleted"]
+    assert result["deleted"] / steps == pytest.approx(0.3, abs=0.02)
 
 
 def test_the_seed_decides(tools, tmp_path):
@@ -74,14 +74,14 @@ def test_walk_tells_what_is_there(tools, tmp_path):
     (tmp_path / "d" / "sub").mkdir()
     (tmp_path / "d" / "link").symlink_to("nowhere")
     done = call(tools / "walk", "-r", "-o", tmp_path / "seq", tmp_path / "d")
-    told = json.loads(done.stdout)
-    assert told["entries"] == 302
-    assert told["bytes"] == 300 * 5000
+    result = json.loads(done.stdout)
+    assert result["entries"] == 302
+    assert result["bytes"] == 300 * 5000
     sequence = [int(line) for line in (tmp_path / "seq").read_text().split()]
     order = [entry.inode() for entry in os.scandir(tmp_path / "d")]
     assert sequence == order
     back = sum(1 for a, b in zip(order, order[1:], strict=False) if b < a)
-    assert told["descents"] == back
+    assert result["descents"] == back
 
 
 def test_walk_of_nothing_fails(tools, tmp_path):

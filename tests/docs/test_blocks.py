@@ -52,13 +52,13 @@ def script(some, words, reset="false"):
 def results(some, output):
     """{block: (exit code, output)} of what script() printed."""
     parts = re.split(r"(?m)^=== (\d+) (\d+)\n", output)
-    done = {int(n): (int(code), said) for said, n, code in zip(parts[::3], parts[1::3], parts[2::3], strict=False)}
+    done = {int(n): (int(code), text) for text, n, code in zip(parts[::3], parts[1::3], parts[2::3], strict=False)}
     return {block: done.get(number, (None, output[-4000:])) for number, block in enumerate(some)}
 
 
 def check(done, block):
-    code, said = done[block]
-    assert code == 0, f"{block} ended with {code}:\n{said}"
+    code, printed = done[block]
+    assert code == 0, f"{block} ended with {code}:\n{printed}"
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)

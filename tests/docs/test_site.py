@@ -31,8 +31,8 @@ def build(out, source=REPO):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     out = tmp_path_factory.mktemp("site") / "site"
-    code, said = build(out)
-    assert code == 0, said
+    code, output = build(out)
+    assert code == 0, output
     return out
 
 
@@ -111,8 +111,8 @@ def test_lists_tables_and_code_are_those_of_a_forge(site):
 
 def test_two_builds_have_the_same_bytes(site, tmp_path, copy):
     """From git and without it, in two directories."""
-    code, said = build(tmp_path / "again", copy)
-    assert code == 0, said
+    code, output = build(tmp_path / "again", copy)
+    assert code == 0, output
     assert digests(tmp_path / "again") == digests(site)
 
 
@@ -124,24 +124,24 @@ def test_faults_of_pages_stop_the_build(tmp_path, copy):
     first = len(glossary.read_text().splitlines()) - 8
     (copy / "docs" / "unlisted.md").write_text("# Unlisted\n")
     (copy / "docs" / "targets.md").unlink()
-    code, said = build(out, copy)
+    code, output = build(out, copy)
     assert code == 1
     assert not out.exists()
-    assert f"docs/glossary.md:{first}: the link to gone.md leads nowhere" in said
-    assert f"docs/glossary.md:{first + 2}: the link to admin.md#gone leads nowhere" in said
-    assert f"docs/glossary.md:{first + 4}: the picture pictures/gone.png" in said
-    assert f"docs/glossary.md:{first + 8}: the link to #gone leads nowhere" in said
-    assert 'not included in the "nav" configuration:\n  - docs/unlisted.md' in said
-    assert "'docs/targets.md' is included in the 'nav' configuration, which is not found" in said
+    assert f"docs/glossary.md:{first}: the link to gone.md leads nowhere" in output
+    assert f"docs/glossary.md:{first + 2}: the link to admin.md#gone leads nowhere" in output
+    assert f"docs/glossary.md:{first + 4}: the picture pictures/gone.png" in output
+    assert f"docs/glossary.md:{first + 8}: the link to #gone leads nowhere" in output
+    assert 'not included in the "nav" configuration:\n  - docs/unlisted.md' in output
+    assert "'docs/targets.md' is included in the 'nav' configuration, which is not found" in output
 
 
 def test_a_part_that_the_navigation_names_and_no_page_has(tmp_path, copy):
     """Headings that no page links to: only the check of the built site notices."""
     module = copy / "docs" / "admin.md"
     module.write_text(module.read_text().replace("## Watch\n", "## Observe\n"))
-    code, said = build(tmp_path / "out", copy)
+    code, output = build(tmp_path / "out", copy)
     assert code == 1
-    assert "index.html: docs/admin.html#watch leads nowhere" in said
+    assert "index.html: docs/admin.html#watch leads nowhere" in output
 
 
 def test_the_check_names_each_fault(tmp_path):
@@ -166,9 +166,9 @@ def test_the_check_names_each_fault(tmp_path):
 
 def test_a_directory_that_is_no_site_is_left_alone(tmp_path):
     (tmp_path / "precious").touch()
-    code, said = build(tmp_path)
+    code, output = build(tmp_path)
     assert code == 1
-    assert "is no site" in said
+    assert "is no site" in output
     assert (tmp_path / "precious").exists()
 
 

@@ -125,9 +125,9 @@ class Suite:
                                  check=False)  # fmt: skip
         except subprocess.TimeoutExpired:
             return "failed", f"not done after {TIMEOUT} s"
-        said = self.dir / f"{name}.failed"
-        if said.exists():
-            diff = said.read_text(errors="replace")
+        difference = self.dir / f"{name}.failed"
+        if difference.exists():
+            diff = difference.read_text(errors="replace")
             known = self.default_itree and feature_lines_only(diff)
             return ("features" if known else "failed"), res.stdout + diff
         if (self.dir / f"{name}.ok").exists():

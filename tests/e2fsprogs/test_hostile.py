@@ -117,9 +117,9 @@ def test_pristine_needs_two_runs_for_clusters(tmp_path):
         disk.put(disk.inode_at(ino) + 40 + first.offset + 6, struct.pack("<HI", 256, 0))
         disk.put(disk.inode_at(ino) + 40 + second.offset, struct.pack("<I", second.lblk - 1))
         disk.fix_inode(ino)
-    why, said = check.repair(pristine, image)
-    assert why and "not clean" in why, said
-    left = said.split("--- e2fsck -fn")[1].splitlines()[1:]
+    why, printed = check.repair(pristine, image)
+    assert why and "not clean" in why, printed
+    left = printed.split("--- e2fsck -fn")[1].splitlines()[1:]
     assert [line for line in left if not check.CLUSTERS.fullmatch(line)] == []
     assert any("violates cluster" in line for line in left)
 
@@ -133,10 +133,10 @@ def test_pristine_never_corrects_two_checksums(tmp_path):
         ino, last = next((i, e) for i, found in extents.items() for e in found[::-1] if e.home and not e.depth)
         disk.put(last.home * disk.bs + last.offset + 8, struct.pack("<I", 790))
         disk.put(disk.inode_at(ino) + 28, struct.pack("<I", 77))
-    why, said = check.repair(pristine, image)
+    why, printed = check.repair(pristine, image)
     # It says that it corrects the block's, and finds it wrong again a moment later.
-    assert why and check.CHECKSUMS in said, said[:3000]
-    assert re.search(r"Error while iterating.*Extent block checksum does not match", said), said[:3000]
+    assert why and check.CHECKSUMS in printed, printed[:3000]
+    assert re.search(r"Error while iterating.*Extent block checksum does not match", printed), printed[:3000]
 
 
 class Nothing:

@@ -120,15 +120,15 @@ def test_stopped(aged, tmp_path, what, sig):
         image = start.copy(tmp_path / "fs.img")
         code, out, _ = e2fsck(image, options, at, sig)
         stopped += code == -sig or bool(code & 32)
-        again, said = image.fsck("-fy")
+        again, output = image.fsck("-fy")
         where = f"stopped at write {at} of {writes}, exit code {code}"
-        assert again in (0, 1), f"{where}\n{out}\n{said}"
+        assert again in (0, 1), f"{where}\n{out}\n{output}"
         image.clean()
         after = files(image)
         lost = before.keys() - after.keys()
-        assert not lost, f"{where}: {len(lost)} files are gone, the first is inode {min(lost)}\n{said[-2000:]}"
+        assert not lost, f"{where}: {len(lost)} files are gone, the first is inode {min(lost)}\n{output[-2000:]}"
         if what != "pack" or sig == signal.SIGINT:
-            assert after == before, f"{where}: other names\n{said[-2000:]}"
+            assert after == before, f"{where}: other names\n{output[-2000:]}"
         if image.has_tree():
             image.exact()
         code, out = image.fsck("-fyD")

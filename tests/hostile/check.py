@@ -87,39 +87,39 @@ def run(argv):
 def repair(e2fsck, path):
     """Run -fy, then -fn; returns (what is wrong or None, what they said)."""
     code, out = run([e2fsck, "-fy", path])
-    said = f"--- e2fsck -fy: exit code {code}\n{out}"
+    printed = f"--- e2fsck -fy: exit code {code}\n{out}"
     if code is None:
-        return f"e2fsck -fy did not end within {LIMIT} s", said
+        return f"e2fsck -fy did not end within {LIMIT} s", printed
     if SANITIZER.search(out) or code < 0 or code == 86:
-        return f"e2fsck -fy crashed (exit code {code})", said
+        return f"e2fsck -fy crashed (exit code {code})", printed
     if code not in (0, 1):
-        return f"e2fsck -fy: exit code {code}", said
+        return f"e2fsck -fy: exit code {code}", printed
     code, out = run([e2fsck, "-fn", path])
-    said += f"--- e2fsck -fn: exit code {code}\n{out}"
+    printed += f"--- e2fsck -fn: exit code {code}\n{out}"
     if code is None:
-        return f"e2fsck -fn did not end within {LIMIT} s", said
+        return f"e2fsck -fn did not end within {LIMIT} s", printed
     if SANITIZER.search(out) or code < 0 or code == 86:
-        return f"e2fsck -fn crashed (exit code {code})", said
+        return f"e2fsck -fn crashed (exit code {code})", printed
     if code:
-        return f"not clean after one repair: e2fsck -fn: exit code {code}", said
-    return None, said
+        return f"not clean after one repair: e2fsck -fn: exit code {code}", printed
+    return None, printed
 
 
 def look_only(e2fsck, path):
     """Answer no to everything; returns (what is wrong or None, what it said)."""
     before = pathlib.Path(path).read_bytes()
     code, out = run([e2fsck, "-fn", path])
-    said = f"--- e2fsck -fn: exit code {code}\n{out}"
+    printed = f"--- e2fsck -fn: exit code {code}\n{out}"
     if code is None:
-        return f"e2fsck -fn did not end within {LIMIT} s", said
+        return f"e2fsck -fn did not end within {LIMIT} s", printed
     # e2fsck catches signals, and ends with 8.
     if SANITIZER.search(out) or SIGNAL.search(out) or code < 0 or code == 86:
-        return f"e2fsck -fn crashed (exit code {code})", said
+        return f"e2fsck -fn crashed (exit code {code})", printed
     if code not in (0, 4, 8, 12):
-        return f"e2fsck -fn: exit code {code}", said
+        return f"e2fsck -fn: exit code {code}", printed
     if pathlib.Path(path).read_bytes() != before:
-        return "e2fsck -fn has changed the image", said
-    return None, said
+        return "e2fsck -fn has changed the image", printed
+    return None, printed
 
 
 def lost(good, damage, disk):
@@ -212,7 +212,7 @@ class Checker:
             verdict.state = "failed"
             verdict.why = f"{len(bad)} faults, the first: " + "; ".join(bad[:5])
 
-    def upstream_too(self, why, base, said, twin, damage):
+    def upstream_too(self, why, base, printed, twin, damage):
         """Whether pristine e2fsck leaves the same unrepaired.
 
         Found out by running it on the same image without trees, after the same damage; or, where the damage is to
@@ -223,7 +223,7 @@ class Checker:
             return False
         image = self.folder / "twin"
         shutil.copyfile(twin, image)
-        first, _, second = said.partition("--- e2fsck -fn")
+        first, _, second = printed.partition("--- e2fsck -fn")
         if CHECKSUMS in first and CHECKSUMS in second:
             return True
         if "bigalloc" in base and "violates cluster" in first:

@@ -74,8 +74,8 @@ def state(root, data=True):
 def same(one, two):
     """Fail with what differs unless two states are the same."""
     wrong = [k for k in sorted(one.keys() | two.keys()) if one.get(k) != two.get(k)]
-    told = "".join(f"\n{k!r}:\n  {one.get(k)}\n  {two.get(k)}" for k in wrong[:5])
-    assert not wrong, f"{len(wrong)} names differ:{told}"
+    details = "".join(f"\n{k!r}:\n  {one.get(k)}\n  {two.get(k)}" for k in wrong[:5])
+    assert not wrong, f"{len(wrong)} names differ:{details}"
 
 
 def maildir(top, number, seed=1):

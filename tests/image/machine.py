@@ -52,8 +52,8 @@ class Booted:
         end = time.monotonic() + SLOW
         while time.monotonic() < end:
             if self.proc.poll() is not None:
-                said = self.proc.stdout.read()
-                raise AssertionError(f"QEMU ended with {self.proc.returncode}: {said}\n{self.tail()}")
+                output = self.proc.stdout.read()
+                raise AssertionError(f"QEMU ended with {self.proc.returncode}: {output}\n{self.tail()}")
             if self.ssh("true", ok=None, timeout=SLOW)[0] == 0:
                 return self
             time.sleep(2)

@@ -93,9 +93,9 @@ def main():
     names = {p.name for p in good()}
     left = len(list((VOLUME / "mx").glob("*.partial"))) if known else 0
     if known:
-        told = call(*backup, "verify", "mx", "--all")
-        if told.count(" 0 damaged, 0 without a recorded checksum") != len(names):
-            sys.exit(told)
+        result = call(*backup, "verify", "mx", "--all")
+        if result.count(" 0 damaged, 0 without a recorded checksum") != len(names):
+            sys.exit(result)
     # The night that was cut off is made up for, and is complete.
     client(turn)
     began = time.monotonic()

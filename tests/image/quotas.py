@@ -87,8 +87,8 @@ def scenario_endless_file(guest):
     wrong = guest.clients["mx1"] / "wrong"
     wrong.write_bytes(os.urandom(64 << 20))
     for _ in range(2):
-        said = guest.night("mx1", ok=(4,))
-        assert "the quota of this host" in said and "Other hosts go on" in said, said
+        output = guest.night("mx1", ok=(4,))
+        assert "the quota of this host" in output and "Other hosts go on" in output, output
         # With no block left, the status still says so.
         assert guest.status("mx1")["state"] == "no-space" and "quota" in guest.status("mx1")["message"]
         used = guest.used("mx1")[0]
@@ -97,15 +97,15 @@ def scenario_endless_file(guest):
         guest.night("web")
         same(state(guest.clients["web"]), state(guest.good("web")[-1]))
     assert guest.partial("mx1") and len(guest.good("mx1")) == 1
-    said = guest("status", ok=(1,))
-    assert re.search(r"quota 2[34]\S* MiB of 24 MiB", said) and "are used ([quota])" in said, said
+    output = guest("status", ok=(1,))
+    assert re.search(r"quota 2[34]\S* MiB of 24 MiB", output) and "are used ([quota])" in output, output
     wrong.unlink()
     guest.night("mx1")
     same(first, state(guest.good("mx1")[0]))
     same(state(guest.clients["mx1"]), state(guest.good("mx1")[-1]))
     assert not guest.partial("mx1") and guest.used("mx1")[0] < LIMIT // 10
-    said = guest("status")
-    assert re.search(r"quota \S+ KiB of 24 MiB", said) and "are used" not in said, said
+    output = guest("status")
+    assert re.search(r"quota \S+ KiB of 24 MiB", output) and "are used" not in output, output
 
 
 def scenario_by_hand(guest):
@@ -143,8 +143,8 @@ def scenario_inodes(guest):
     guest.limit("")
     guest.night("mx1")
     guest.night("web")
-    said = guest("status")
-    assert "  quota " not in said, said
+    output = guest("status")
+    assert "  quota " not in output, output
 
 
 def scenario_links(guest):
@@ -195,8 +195,8 @@ def scenario_locked_snapshots(guest):
     guest.night("mx1")
     guest.as_unit("backup-lock@.service", "lock", "mx1")
     guest.limit(lock + SIZE)
-    said = guest.as_unit("backup-prepare@.service", "prepare", "mx1", ok=(1,))
-    assert "locked snapshots cannot be counted for a new [quota]" in said, said
+    output = guest.as_unit("backup-prepare@.service", "prepare", "mx1", ok=(1,))
+    assert "locked snapshots cannot be counted for a new [quota]" in output, output
     guest.limit("[lock]\ndays = 0\n" + SIZE)
     guest.as_unit("backup-lock@.service", "lock", "mx1")
     guest.night("mx1")
@@ -212,13 +212,13 @@ def scenario_no_quotas(guest):
     """A volume without project quotas: the error tells how it gets them, and that works."""
     guest.close()
     guest.__init__("second", features=())
-    said = guest.as_unit("backup-prepare@.service", "prepare", "mx1", ok=(1,))
-    assert "has no project quotas, which [quota] of mx1 needs" in said, said
+    output = guest.as_unit("backup-prepare@.service", "prepare", "mx1", ok=(1,))
+    assert "has no project quotas, which [quota] of mx1 needs" in output, output
     # The others are backed up.
     guest.night("web")
     assert "has no project quotas" in guest("run", "mx1", ok=(1,)) and guest.status("mx1")["state"] == "failed"
-    commands = re.findall(r"'((?:e2fsck|tune2fs)[^']*)'", said)
-    assert len(commands) == 2, said
+    commands = re.findall(r"'((?:e2fsck|tune2fs)[^']*)'", output)
+    assert len(commands) == 2, output
     guest.unmount()
     for command in commands:
         run("sh", "-c", command.replace("DEVICE", DISK))

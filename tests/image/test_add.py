@@ -34,9 +34,9 @@ def add(appliance, number, *more, ok=(0,), name="mx1", **kwargs):
     return appliance("add", name, "--address", "127.0.0.1", "--port", number, "--no-timers", *more, ok=ok, **kwargs)
 
 
-def let_in(appliance, said):
+def let_in(appliance, output):
     """Do on the client what `add` or `restore` asks for."""
-    line = next(line for line in said.splitlines() if line.startswith("restrict,"))
+    line = next(line for line in output.splitlines() if line.startswith("restrict,"))
     with open(appliance.conf / "ssh" / "id.pub", "a") as handle:
         handle.write(line + "\n")
     return line
@@ -45,20 +45,21 @@ def let_in(appliance, said):
 def added(appliance, client):
     top, number = client
     key = ("--fingerprint", fingerprint(appliance))
-    said = add(appliance, number, top / "mail", top / "etc", *key, ok=(6,))
-    let_in(appliance, said)
+    output = add(appliance, number, top / "mail", top / "etc", *key, ok=(6,))
+    let_in(appliance, output)
     return add(appliance, number, top / "mail", top / "etc", *key)
 
 
 def test_add_and_first_backup(appliance, client):
     """Refused first, with the line that the client lacks; then added; then backed up, through rrsync."""
     top, number = client
-    said = add(appliance, number, top / "mail", "--fingerprint", fingerprint(appliance), ok=(6,))
-    assert "host key SHA256:" in said and "Run the same command again once that line is there" in said
+    output = add(appliance, number, top / "mail", "--fingerprint", fingerprint(appliance), ok=(6,))
+    assert "host key SHA256:" in output and "Run the same command again once that line is there" in output
     assert not list((appliance.conf / "hosts.d").iterdir())
-    assert 'command="rrsync -ro /"' in let_in(appliance, said)
-    said = add(appliance, number, top / "mail", "--exclude", "dovecot.index*", "--fingerprint", fingerprint(appliance))
-    assert f"the client answers, and has {top}/mail" in said and "accepted" not in said
+    assert 'command="rrsync -ro /"' in let_in(appliance, output)
+    no_index = ("--exclude", "dovecot.index*")
+    output = add(appliance, number, top / "mail", *no_index, "--fingerprint", fingerprint(appliance))
+    assert f"the client answers, and has {top}/mail" in output and "accepted" not in output
     assert stat.S_IMODE((appliance.conf / "hosts.d" / "mx1.conf").stat().st_mode) == 0o600
     assert " is good: " in appliance("run", "mx1")
     same(state(top / "mail"), state(appliance.good("mx1")[0] / str(top).strip("/") / "mail"))
@@ -70,28 +71,28 @@ def test_host_key_that_is_not_confirmed(appliance, client, case):
     top, number = client
     known = appliance.conf / "ssh" / "known_hosts"
     if case == "fingerprint":
-        said = add(appliance, number, top / "mail", "--fingerprint", "SHA256:" + "A" * 43, ok=(6,))
-        assert "no host key of the client has the fingerprint" in said
+        output = add(appliance, number, top / "mail", "--fingerprint", "SHA256:" + "A" * 43, ok=(6,))
+        assert "no host key of the client has the fingerprint" in output
     elif case == "no terminal":
-        said = add(appliance, number, top / "mail", ok=(6,))
-        assert fingerprint(appliance) in said and "--fingerprint" in said
+        output = add(appliance, number, top / "mail", ok=(6,))
+        assert fingerprint(appliance) in output and "--fingerprint" in output
     elif case == "known":
         known.write_text(f"[127.0.0.1]:{number} {(appliance.servers.top / 'host_key.pub').read_text()}")
-        said = add(appliance, number, top / "mail", "--fingerprint", "SHA256:" + "A" * 43, ok=(6,))
-        assert f"has {fingerprint(appliance)} for it" in said and not list((appliance.conf / "hosts.d").iterdir())
+        output = add(appliance, number, top / "mail", "--fingerprint", "SHA256:" + "A" * 43, ok=(6,))
+        assert f"has {fingerprint(appliance)} for it" in output and not list((appliance.conf / "hosts.d").iterdir())
         return
     elif case == "changed":
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", appliance.top / "other")
         line = f"[127.0.0.1]:{number} {(appliance.top / 'other.pub').read_text()}"
         known.write_text(line)
-        said = add(appliance, number, top / "mail", "--fingerprint", fingerprint(appliance), ok=(6,))
-        assert "host key has changed" in said and "ssh-keygen -R" in said
+        output = add(appliance, number, top / "mail", "--fingerprint", fingerprint(appliance), ok=(6,))
+        assert "host key has changed" in output and "ssh-keygen -R" in output
         assert known.read_text() == line
         return
     else:
         appliance.servers.kill("ssh")
-        said = add(appliance, number, top / "mail", ok=(5,))
-        assert "cannot get the host key" in said
+        output = add(appliance, number, top / "mail", ok=(5,))
+        assert "cannot get the host key" in output
     assert not known.exists() and not list((appliance.conf / "hosts.d").iterdir())
 
 
@@ -111,26 +112,26 @@ def test_admin_at_a_terminal(appliance, client):
                 let_in(appliance, line)
                 os.write(master, b"\n")
     os.close(master)
-    said = "".join(lines)
-    assert proc.returncode == 0, said
-    assert fingerprint(appliance) in said and "the client answers" in said
+    output = "".join(lines)
+    assert proc.returncode == 0, output
+    assert fingerprint(appliance) in output and "the client answers" in output
     assert (appliance.conf / "hosts.d" / "mx1.conf").exists()
 
 
-@pytest.mark.parametrize("path, code, said", [
+@pytest.mark.parametrize("path, code, output", [
     ("nothing", 2, "cannot list"),
     ("link", 2, "is a symbolic link on the client"),
     ("with # sign", 2, "may be a name or a comment"),
     ("data[1]", 0, "the client answers"),
     ("b*", 0, "the client answers"),
 ])  # fmt: skip
-def test_paths_are_tried(appliance, client, path, code, said):
+def test_paths_are_tried(appliance, client, path, code, output):
     top, number = client
     fill(top, "data[1]", "data1", "b*", "bb")
     (top / "link").symlink_to("mail")
     key = ("--fingerprint", fingerprint(appliance))
     let_in(appliance, add(appliance, number, top / "mail", *key, ok=(6,)))
-    assert said in add(appliance, number, top / path, *key, ok=(code,))
+    assert output in add(appliance, number, top / path, *key, ok=(code,))
     assert (appliance.conf / "hosts.d" / "mx1.conf").exists() == (code == 0)
     if code == 0:
         appliance("run", "mx1")
@@ -157,18 +158,18 @@ def test_files_go_back_to_the_client(appliance, client):
     mode = stat.S_IMODE(os.stat("/").st_mode)
     shutil.rmtree(top / "mail")
     shutil.rmtree(top / "etc" / "private")
-    said = appliance("restore", "mx1", "latest", "--to", "mx1:", ok=(6,))
+    output = appliance("restore", "mx1", "latest", "--to", "mx1:", ok=(6,))
     assert not (top / "mail").exists()
-    assert 'command="rrsync -wo /"' in let_in(appliance, said)
-    said = appliance("restore", "mx1", "latest", "--to", "mx1:")
-    assert "32 files compared and right" in said
+    assert 'command="rrsync -wo /"' in let_in(appliance, output)
+    output = appliance("restore", "mx1", "latest", "--to", "mx1:")
+    assert "32 files compared and right" in output
     same(before, state(top))
     # The snapshot's own top directory is not the client's.
     assert stat.S_IMODE(os.stat("/").st_mode) == mode
     # Files that are there stay, unless they are to be replaced.
     (top / "etc" / "file").write_text("newer than the backup\n")
-    said = appliance("restore", "mx1", "latest", top / "etc", "--to", "mx1:")
-    assert "1 were there already" in said and (top / "etc" / "file").read_text() == "newer than the backup\n"
+    output = appliance("restore", "mx1", "latest", top / "etc", "--to", "mx1:")
+    assert "1 were there already" in output and (top / "etc" / "file").read_text() == "newer than the backup\n"
     appliance("restore", "mx1", "latest", top / "etc", "--to", "mx1:", "--overwrite")
     same(before, state(top))
     # Elsewhere on it.
@@ -194,8 +195,8 @@ def test_rot_is_noticed_on_the_way_back(appliance, client):
     kept = appliance.good("mx1")[0] / str(victim).strip("/")
     kept.write_text(right.replace("of", "uf"))
     os.utime(kept, ns=(got.st_atime_ns, got.st_mtime_ns))
-    said = appliance("restore", "mx1", "latest", "--to", "mx1:", "--overwrite", ok=(7,))
-    assert "etc/file: is not what the client once sent" in said
+    output = appliance("restore", "mx1", "latest", "--to", "mx1:", "--overwrite", ok=(7,))
+    assert "etc/file: is not what the client once sent" in output
 
 
 def test_everything_into_a_directory_leaves_its_mode(appliance, client, tmp_path):
@@ -210,14 +211,14 @@ def test_everything_into_a_directory_leaves_its_mode(appliance, client, tmp_path
     same(state(top / "mail"), state(out / str(top).strip("/") / "mail"))
 
 
-@pytest.mark.parametrize("dest, said", [
+@pytest.mark.parametrize("dest, output", [
     ("nobody:", "'nobody' is not a configured host"),
     ("mx1:relative", "is not an absolute path"),
 ])  # fmt: skip
-def test_destination_that_is_none(appliance, client, dest, said):
+def test_destination_that_is_none(appliance, client, dest, output):
     added(appliance, client)
     appliance("run", "mx1")
-    assert said in appliance("restore", "mx1", "latest", "--to", dest, ok=(2,))
+    assert output in appliance("restore", "mx1", "latest", "--to", dest, ok=(2,))
 
 
 def test_retired_and_forgotten(appliance, client):

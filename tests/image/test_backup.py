@@ -33,9 +33,9 @@ def change_mail(top):
 def night(appliance, name):
     """One run; what it said, and for the reader of -s how long it took."""
     began = time.monotonic()
-    said = appliance("run", name, timeout=3600)
-    print(f"{name}: {time.monotonic() - began:.1f} s: {said.strip().splitlines()[-1]}")
-    return said
+    output = appliance("run", name, timeout=3600)
+    print(f"{name}: {time.monotonic() - began:.1f} s: {output.strip().splitlines()[-1]}")
+    return output
 
 
 @pytest.mark.timeout(3 * 3600)
@@ -82,8 +82,8 @@ def get_back(appliance, clients, tmp_path):
     for name, (top, below) in clients.items():
         back = tmp_path / f"back-{name}"
         back.mkdir()
-        said = appliance("restore", name, "latest", *([below] if below else []), "--to", back, timeout=3600)
-        assert "compared and right" in said and "could not be compared" not in said
+        output = appliance("restore", name, "latest", *([below] if below else []), "--to", back, timeout=3600)
+        assert "compared and right" in output and "could not be compared" not in output
         same(state(top), state(back.joinpath(below.strip("/"))))
     mail = clients["mx1"][0]
     names = sorted((mail / "cur").iterdir())
@@ -114,8 +114,8 @@ def get_back(appliance, clients, tmp_path):
 
 def look(appliance):
     """list, verify, status, metrics."""
-    said = appliance("verify", "--all", timeout=3600)
-    assert said.count(" 0 damaged, 0 without a recorded checksum") == 6
+    output = appliance("verify", "--all", timeout=3600)
+    assert output.count(" 0 damaged, 0 without a recorded checksum") == 6
     listed = appliance("list").splitlines()
     assert [line.split()[0] for line in listed] == ["dev", "dev", "mx1", "mx1", "nfs", "nfs"]
     assert "newest" in listed[1]

@@ -133,8 +133,8 @@ def test_what_may_be_a_comment_in_a_list_is_refused(appliance, tmp_path, line):
     """Nothing that the file has is dropped in silence."""
     number = appliance.servers.rsync(mail=maildir(tmp_path / "mail", 5))
     appliance.host("mx1", "rsyncd", number, "mail", more=f"exclude =\n    *.tmp\n    {line}\n    *.old\n")
-    said = appliance("run", "mx1", ok=(2,))
-    assert f"line 10: '{line}' may be a name or a comment" in said
+    output = appliance("run", "mx1", ok=(2,))
+    assert f"line 10: '{line}' may be a name or a comment" in output
     # The same as a comment, and as a name.
     more = f"exclude =\n    *.tmp\n#{line}\n    [#]recycle\n"
     appliance.host("mx1", "rsyncd", number, "mail", more=more)
@@ -155,8 +155,8 @@ def test_restore_of_what_is_no_file(appliance, client, tmp_path, monkeypatch):
     out = tmp_path / "out"
     out.mkdir()
     names = ("link", "socket")
-    said = appliance("restore", "mx1", "latest", *[f"{below}/data/{n}" for n in names], "--to", out)
-    assert "0 files compared and right" in said
+    output = appliance("restore", "mx1", "latest", *[f"{below}/data/{n}" for n in names], "--to", out)
+    assert "0 files compared and right" in output
     assert sorted(os.listdir(out / below / "data")) == list(names)
 
 
@@ -250,12 +250,12 @@ def test_export_while_a_run_links_the_file(backed, tmp_path, event):
             os.link(kept, appliance.volume / "mx1" / "link")
         else:
             os.truncate(kept, 6 << 20)
-        said, told = proc.communicate()
+        output, errors = proc.communicate()
     if event == "cut":
-        assert proc.returncode == 1 and b"the stream is incomplete" in told
+        assert proc.returncode == 1 and b"the stream is incomplete" in errors
         return
-    assert proc.returncode == 0, told
-    subprocess.run(["tar", "-x", "-C", tmp_path, "./large"], input=begin + said, check=True)
+    assert proc.returncode == 0, errors
+    subprocess.run(["tar", "-x", "-C", tmp_path, "./large"], input=begin + output, check=True)
     assert filecmp.cmp(mail / "large", tmp_path / "large", shallow=False)
 
 
@@ -269,8 +269,8 @@ def test_export_while_a_run_links_the_file(backed, tmp_path, event):
 def test_client_that_refuses_says_why(appliance, tmp_path, command, line, advice):
     appliance.host("mx1", "ssh", appliance.servers.ssh(appliance.conf), maildir(tmp_path / "mail", 3))
     restrict(appliance, command)
-    said = appliance("run", "mx1", ok=(6,))
-    assert any(word in said.split("the client answered: ")[1] for word in line.split("|")) and advice in said
+    output = appliance("run", "mx1", ok=(6,))
+    assert any(word in output.split("the client answered: ")[1] for word in line.split("|")) and advice in output
 
 
 # A client whose files named bad-sector cannot be read, and which finds files named cut-short shorter than they were
@@ -322,8 +322,8 @@ def test_one_file_that_cannot_be_read_is_a_gap(night):
     good = appliance.good("mx1")[0]
     (top / "etc" / "new").write_text("new\n")
     (top / "srv" / "bad-sector").write_text("x" * 5000)
-    said = appliance("run", "mx1", ok=(9,))
-    assert "could not give 1 of its files" in said and "srv/bad-sector: " in said
+    output = appliance("run", "mx1", ok=(9,))
+    assert "could not give 1 of its files" in output and "srv/bad-sector: " in output
     (gaps,) = appliance.with_gaps("mx1")
     assert appliance.good("mx1") == [good] and not appliance.partial("mx1")
     assert (gaps / "etc" / "new").read_text() == "new\n" and not (gaps / "srv" / "bad-sector").exists()
@@ -342,7 +342,7 @@ def test_one_file_that_cannot_be_read_is_a_gap(night):
     new = appliance.good("mx1")[-1]
     same(state(top), state(new))
     assert (new / "etc" / "new").stat().st_ino == (gaps / "etc" / "new").stat().st_ino
-    assert "is good" not in said and "with gaps" in appliance("status")
+    assert "is good" not in output and "with gaps" in appliance("status")
     appliance("prune", "mx1", "--remove", gaps.name)
     assert not appliance.with_gaps("mx1") and "gaps" not in appliance("status")
     same(state(top), state(new))
@@ -396,14 +396,14 @@ def test_many_names_that_go_at_once_hold_the_old_snapshots(appliance, tmp_path):
     (mail / "cur").rename(mail.with_name("away"))
     (mail / "cur").mkdir()
     for _ in range(2):
-        said = appliance("run", "mx1", ok=(1,))
-        assert "had 104 names in" in said and "has 4 now" in said and "itree-backup accept mx1" in said
+        output = appliance("run", "mx1", ok=(1,))
+        assert "had 104 names in" in output and "has 4 now" in output and "itree-backup accept mx1" in output
     assert appliance.good("mx1")[:1] == full and len(appliance.good("mx1")) == 3
     assert "accept mx1" in appliance("status", ok=(1,))
     # More has gone: the message says how much, and what it is compared with.
     shutil.rmtree(mail / "tmp")
-    said = appliance("run", "mx1", ok=(1,))
-    assert f"had 104 names in {full[0].name} and has 3 now" in said
+    output = appliance("run", "mx1", ok=(1,))
+    assert f"had 104 names in {full[0].name} and has 3 now" in output
     assert "has 3 now" in appliance("status", ok=(1,))
     (mail / "tmp").mkdir()
     # The disk is back.
@@ -450,15 +450,15 @@ def test_file_with_so_many_names_that_they_run_out(make_appliance, tmp_path, lin
     number = appliance.servers.rsync(all=top)
     appliance.host("mx1", "rsyncd", number, "all")
     for night in range(nights):
-        said = appliance("run", "mx1", timeout=600)
-        assert " is good: " in said
+        output = appliance("run", "mx1", timeout=600)
+        assert " is good: " in output
         new = appliance.good("mx1")[-1] / "farm"
         names = list(os.scandir(new))
         assert len(names) == links
         inodes = {n.inode() for n in names}
         assert len(inodes) == 1 and all((new / n.name).read_text() == "of farm\n" for n in names[::5000])
         if night + 1 == -(-65_000 // links) and links * (night + 1) > 65_000:
-            assert "starting again with copies of such files" in said and " 1 files copied" in said
+            assert "starting again with copies of such files" in output and " 1 files copied" in output
     assert "0 damaged, 0 without a recorded checksum" in appliance("verify", "mx1")
 
 
@@ -478,8 +478,9 @@ def test_messages_that_are_renamed_during_the_run(appliance, client):
             path.rename(f"{path}S")
         # New since the list was made: no part of this snapshot, not even by its name.
         fill(top / "mail" / "cur", "new-folder")
-        said = proc.communicate()[0]
-    assert proc.returncode == 0 and " names vanished while they were read: looking again in 1 directories" in said, said
+        output = proc.communicate()[0]
+    assert proc.returncode == 0, output
+    assert " names vanished while they were read: looking again in 1 directories" in output
     kept = appliance.good("mx1")[0] / below / "mail" / "cur"
     same({k: v for k, v in state(top / "mail" / "cur").items() if b"new-folder" not in k}, state(kept))
     assert "300 files right, 0 damaged, 0 without a recorded checksum" in appliance("verify", "mx1")
@@ -497,8 +498,8 @@ def test_folder_that_is_renamed_during_the_run(appliance, client):
         while not any((p / below / "mail/001/cur/00001.mx1:2,S").exists() for p in appliance.partial("mx1")):
             assert proc.poll() is None, proc.stdout.read()
         (top / "mail" / "029").rename(top / "mail" / "Archive")
-        said = proc.communicate()[0]
-    assert proc.returncode == 0 and "looking again" in said, said
+        output = proc.communicate()[0]
+    assert proc.returncode == 0 and "looking again" in output, output
     kept = appliance.good("mx1")[0] / below / "mail"
     for name, what in state(top / "mail").items():
         assert state(kept).get(name) == what or name == b".", name
@@ -514,8 +515,8 @@ def test_attributes_that_cannot_be_stored_are_left_out(appliance, client):
     # As the unit runs.
     argv = ["setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin", *appliance.argv("run", "mx1")]
     for _ in range(2):
-        said = run(*argv)[1]
-        assert " is good: " in said and "cannot be stored here are left out: security.NTACL" in said
+        output = run(*argv)[1]
+        assert " is good: " in output and "cannot be stored here are left out: security.NTACL" in output
     one, two = (p / below for p in appliance.good("mx1"))
     assert (one / "data" / "file").stat().st_ino == (two / "data" / "file").stat().st_ino
     assert os.listxattr(two / "data" / "file") == [] and os.getxattr(two / "more" / "file", "user.note") == b"kept"
@@ -530,8 +531,8 @@ def test_refused_attribute_of_a_user_is_left_out_of_that_file_alone():
                "    line = f'rsync: [receiver] rsync_xal_set: lsetxattr(\"/d/.file.Abc123\",\"{name}\") failed: '\n"
                "    assert found.take(line + 'Operation not permitted (1)')\n"
                "print(found.refused, found.lost)\n")  # fmt: skip
-    said = run(sys.executable, "-B", "-c", program, APPLIANCE / "usr" / "lib" / "itree-backup")[1]
-    assert said == "{'security.ima'} {('/d/file', 'user.note'): 'Operation not permitted'}\n"
+    output = run(sys.executable, "-B", "-c", program, APPLIANCE / "usr" / "lib" / "itree-backup")[1]
+    assert output == "{'security.ima'} {('/d/file', 'user.note'): 'Operation not permitted'}\n"
 
 
 def test_attribute_too_large_for_the_volume_is_named(appliance, client, tmp_path):
@@ -546,9 +547,9 @@ def test_attribute_too_large_for_the_volume_is_named(appliance, client, tmp_path
         fill(large, "data")
         os.setxattr(large / "data" / "file", "user.thumbnail", b"x" * 20000)
         below = host("mx1", "large/data")
-        said = appliance("run", "mx1")
-        assert " is good: " in said and "filled up" not in said
-        assert "an attribute is left out: " in said and "large/data/file: user.thumbnail: " in said
+        output = appliance("run", "mx1")
+        assert " is good: " in output and "filled up" not in output
+        assert "an attribute is left out: " in output and "large/data/file: user.thumbnail: " in output
         assert (appliance.good("mx1")[0] / below / "large" / "data" / "file").read_text() == "of data\n"
     finally:
         run("umount", large)
@@ -602,13 +603,13 @@ def test_bad_files_of_the_first_boot_keep_no_good_one_out(set_up):
     # An editor that writes UTF-16 with its mark, and ends lines as on its own system.
     (set_up.esp / "itree-backup.host.nfs1").write_bytes("[host]\r\npaths = /srv/nfs\r\n".encode("utf-16"))
     (set_up.esp / "itree-backup.host.mx1").write_bytes(b"[host]\npaths = /srv/mail\n")
-    said = set_up(ok=(2,))
-    assert all(f"/{name}: " in said for name in BAD), said
+    output = set_up(ok=(2,))
+    assert all(f"/{name}: " in output for name in BAD), output
     assert "ssh-ed25519 AAAA admin" in (set_up.root / ".ssh" / "authorized_keys").read_text()
-    assert "hosts: mx1, nfs1" in said and "for authorized_keys of the clients" in said
+    assert "hosts: mx1, nfs1" in output and "for authorized_keys of the clients" in output
     assert (set_up.conf / "hosts.d" / "nfs1.conf").read_text() == "[host]\npaths = /srv/nfs\n"
-    told = (set_up.conf / "setup-problems").read_text()
-    assert all(f"/{name}: " in told for name in BAD)
+    problems = (set_up.conf / "setup-problems").read_text()
+    assert all(f"/{name}: " in problems for name in BAD)
     for name in BAD:
         (set_up.esp / name).unlink()
     set_up()
@@ -617,8 +618,8 @@ def test_bad_files_of_the_first_boot_keep_no_good_one_out(set_up):
 
 def test_corrected_configuration_counts(set_up):
     (set_up.esp / "itree-backup.conf").write_bytes(b"[volume]\ndirectoy = /srv/backup\n")
-    said = set_up(ok=(2,))
-    assert "has no 'directoy'" in said and (set_up.root / ".ssh" / "authorized_keys").exists()
+    output = set_up(ok=(2,))
+    assert "has no 'directoy'" in output and (set_up.root / ".ssh" / "authorized_keys").exists()
     (set_up.esp / "itree-backup.conf").write_bytes(set_up.good)
     set_up()
 
@@ -640,10 +641,10 @@ def test_key_that_a_power_cut_left_empty_is_made_again(set_up, left):
 def test_one_wrong_host_file_stops_no_other_host(backed):
     appliance, _ = backed
     (appliance.conf / "hosts.d" / "bad.conf").write_text("[host]\npath = /srv\n")
-    said = appliance("list", ok=(2,))
-    assert "mx1 " in said and "bad.conf: [host] has no 'path'" in said
-    said = appliance("setup", "--no-timers", ok=(2,))
-    assert "hosts: bad, mx1" in said and "bad.conf: [host] has no 'path'" in said
+    output = appliance("list", ok=(2,))
+    assert "mx1 " in output and "bad.conf: [host] has no 'path'" in output
+    output = appliance("setup", "--no-timers", ok=(2,))
+    assert "hosts: bad, mx1" in output and "bad.conf: [host] has no 'path'" in output
     assert "bad.conf: [host] has no 'path'" in appliance("status", ok=(1,))
     (appliance.conf / "hosts.d" / "bad.conf").unlink()
     appliance("setup", "--no-timers")

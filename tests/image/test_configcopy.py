@@ -35,8 +35,8 @@ def test_new_system_disk_goes_on_with_the_old_hosts(configured):
     assert appliance("prepare", "mx1") == ""
     before = configcopy.contents(appliance.conf)
     new_system_disk(appliance)
-    said = appliance("setup", "--no-timers")
-    assert "taken over from the backup volume" in said and "hosts: mx1" in said
+    output = appliance("setup", "--no-timers")
+    assert "taken over from the backup volume" in output and "hosts: mx1" in output
     assert configcopy.contents(appliance.conf) == before
     for path in appliance.conf.rglob("*"):
         assert path.stat().st_mode & 0o077 == 0 or path.name == "itree-backup.conf", path

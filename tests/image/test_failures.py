@@ -112,8 +112,8 @@ def test_client_gone(backed):
     proc = begin(appliance, "run", "mx1")
     fetched(appliance, 150)
     appliance.servers.kill("rsync")
-    said = proc.communicate(timeout=60)[0]
-    assert proc.returncode == 5 and "the next run goes on from there" in said
+    output = proc.communicate(timeout=60)[0]
+    assert proc.returncode == 5 and "the next run goes on from there" in output
     assert appliance.status("mx1")["state"] == "client-gone"
     assert "client-gone" in appliance("status", ok=(1,))
     assert 'last_run_success{host="mx1"} 0' in (appliance.top / "metrics" / "itree_backup_mx1.prom").read_text()
@@ -129,9 +129,10 @@ def test_client_gone(backed):
     os.utime(victim, ns=(was.st_atime_ns, was.st_mtime_ns))
     appliance.number = appliance.servers.rsync(mail=mail)
     slow(appliance, more="")
-    said = appliance("run", "mx1")
-    assert "need not be fetched again; " in said
-    kept, removed = (int(w) for w in said.split("of its files")[0].split()[-1:] + said.split("again; ")[1].split()[:1])
+    output = appliance("run", "mx1")
+    assert "need not be fetched again; " in output
+    kept = int(output.split("of its files")[0].split()[-1])
+    removed = int(output.split("again; ")[1].split()[0])
     assert kept >= 100 and removed >= 1
     assert appliance.status("mx1")["files"] <= 600 + 20 - kept
     same(first, state(appliance.good("mx1")[0]))
@@ -144,8 +145,8 @@ def test_stopped(backed):
     proc = half_run(appliance, mail)
     assert "is at work" in appliance("prune", "mx1", ok=(3,))
     proc.terminate()
-    said = proc.communicate(timeout=30)[0]
-    assert proc.returncode == 8 and "stopped by signal 15" in said
+    output = proc.communicate(timeout=30)[0]
+    assert proc.returncode == 8 and "stopped by signal 15" in output
     assert appliance.status("mx1")["state"] == "interrupted"
     appliance("discard", "mx1")
     assert not appliance.partial("mx1")
@@ -204,8 +205,8 @@ def test_clock(backed):
     good.rename(future)
     appliance.settings("[keep]\nlast = 1\ndaily = 1\nweekly = 0\nmonthly = 0\n")
     for _ in range(2):
-        said = appliance("run", "mx1", ok=(1,))
-        assert "is good" in said and "one of them is wrong" in said
+        output = appliance("run", "mx1", ok=(1,))
+        assert "is good" in output and "one of them is wrong" in output
     assert len(appliance.good("mx1")) == 3
     assert "Nothing is pruned" in appliance("prune", "mx1", ok=(1,))
     assert "one of them is wrong" in appliance("status", ok=(1,))
@@ -241,8 +242,8 @@ def test_damage(backed):
     appliance("run", "mx1")
     victim = sorted((appliance.good("mx1")[1] / "cur").iterdir())[3]
     flip(victim)
-    said = appliance("verify", "--all", ok=(7,))
-    assert said.count(victim.name) == 2 and "2 files are not what the client sent" in said
+    output = appliance("verify", "--all", ok=(7,))
+    assert output.count(victim.name) == 2 and "2 files are not what the client sent" in output
     assert "2 damaged files" in appliance("status", ok=(1,)) and "damaged" in appliance("list")
     out = appliance.top / "out"
     out.mkdir()
@@ -390,8 +391,8 @@ def test_other_work_is_waited_for(backed):
     with open(appliance.volume / "mx1" / ".itree-backup" / "lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         appliance("verify", "mx1", ok=(3,))
-        said = appliance("verify", ok=(3,))
-        assert "mx2 20" in said and " 300 files right" in said and "not verified" in said
+        output = appliance("verify", ok=(3,))
+        assert "mx2 20" in output and " 300 files right" in output and "not verified" in output
         appliance("run", "--wait", "0", "mx1", ok=(3,))
         proc = begin(appliance, "run", "--wait", "60", "mx1")
         time.sleep(2)
@@ -411,19 +412,19 @@ exit $rc
 
 
 @pytest.mark.parametrize(
-    "damage, said",
+    "damage, output",
     [
         ('f=$(find "$dest" -name "7*.mx1" | head -1); printf X | dd of="$f" conv=notrunc', "does not give back"),
         ('f=$(find "$dest" -name "7*.mx1" | head -1); rm "$f"', "No such file"),
         ('find "$dest/cur" -type f -links +1 -delete', "are here"),
     ],
 )  # fmt: skip
-def test_bad_disk(backed, tmp_path, damage, said):
+def test_bad_disk(backed, tmp_path, damage, output):
     """What the disk does not give back as it came is no good snapshot."""
     appliance, mail, first = backed
     night(mail, 20, 7)
     env = fake_rsync(tmp_path, WRAPPER.format(damage=damage))
-    assert said in appliance("run", "mx1", ok=(7,), env=env)
+    assert output in appliance("run", "mx1", ok=(7,), env=env)
     assert len(appliance.good("mx1")) == 1 and appliance.status("mx1")["state"] == "damaged"
     same(first, state(appliance.good("mx1")[0]))
     appliance("run", "mx1")
@@ -467,11 +468,11 @@ def test_told(backed):
     appliance("run", "mx1", ok=(5,))
     appliance.settings(hook.settings)
     assert "told by webhook (204)" in appliance("notify", "mx1")
-    told = hook.got[0]
-    assert told["state"] == "client-gone" and told["host"] == "mx1" and "no connection" in told["message"]
+    message = hook.got[0]
+    assert message["state"] == "client-gone" and message["host"] == "mx1" and "no connection" in message["message"]
     hook.close()
-    said = appliance("notify", "mx1", ok=(1,))
-    assert "could not be delivered by webhook" in said and "it is kept" in said
+    output = appliance("notify", "mx1", ok=(1,))
+    assert "could not be delivered by webhook" in output and "it is kept" in output
     appliance.settings()
     assert "[notify] has neither" in appliance("notify", "mx1")
 
@@ -494,10 +495,10 @@ class Hook:
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self):
-                told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 code = answers.pop(0) if answers else 204
                 if code == 204:
-                    got.append(told)
+                    got.append(message)
                 self.send_response(code)
                 self.end_headers()
 
@@ -762,8 +763,8 @@ def test_directory_elsewhere(appliance, tmp_path):
     where = appliance.volume / "mx1"
     run("mount", "-t", "tmpfs", "itree-test", where)
     try:
-        said = appliance("run", "mx1", ok=(1,))
-        assert "is not on the file system of" in said
+        output = appliance("run", "mx1", ok=(1,))
+        assert "is not on the file system of" in output
         assert not list(where.glob("2*"))
     finally:
         run("umount", where)

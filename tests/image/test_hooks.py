@@ -28,8 +28,8 @@ def db1(appliance, tmp_path):
     def write(more=""):
         more += f"before = {top}/before all\nafter = {top}/after all\n"
         appliance.host("db1", "ssh", number, top / "data", more=more)
-        said = appliance("setup", "--no-timers")
-        lines = [line for line in said.splitlines() if line.startswith('restrict,command="case')]
+        output = appliance("setup", "--no-timers")
+        lines = [line for line in output.splitlines() if line.startswith('restrict,command="case')]
         (appliance.conf / "ssh" / "id.pub").write_text("\n".join([key, *lines]) + "\n")
         return top
 
@@ -71,8 +71,8 @@ def test_key_of_hooks_runs_nothing_else(appliance, db1):
 def test_failing_before_fails_the_backup(appliance, db1):
     top = db1()
     (top / "before").write_text("#!/bin/sh\necho the database is down >&2\nexit 3\n")
-    said = appliance("run", "db1", ok=(1,))
-    assert "before all' ended with 3 on the client: the database is down" in said and "Nothing was fetched" in said
+    output = appliance("run", "db1", ok=(1,))
+    assert "before all' ended with 3 on the client: the database is down" in output and "Nothing was fetched" in output
     assert not appliance.good("db1") and not appliance.partial("db1")
     assert log(top) == ["after all failed"]
     assert appliance.status("db1")["state"] == "failed"
@@ -90,8 +90,8 @@ def test_after_gets_the_outcome_of_a_failure(appliance, db1):
 def test_failing_after_is_reported_and_the_snapshot_counts(appliance, db1):
     top = db1()
     (top / "after").write_text("#!/bin/sh\necho lvremove failed\nexit 5\n")
-    said = appliance("run", "db1", ok=(1,))
-    assert "the snapshot is good, but: " in said and "ended with 5 on the client: lvremove failed" in said
+    output = appliance("run", "db1", ok=(1,))
+    assert "the snapshot is good, but: " in output and "ended with 5 on the client: lvremove failed" in output
     assert len(appliance.good("db1")) == 1
     assert "lvremove failed" in appliance("status", ok=(1,))
     (top / "after").write_text("#!/bin/sh\n")
@@ -103,8 +103,8 @@ def test_failing_after_is_reported_and_the_snapshot_counts(appliance, db1):
 def test_time_is_limited(appliance, db1, setting):
     top = db1(more="hook_timeout = 8\n")
     (top / setting).write_text("#!/bin/sh\nexec sleep 1000\n")
-    said = appliance("run", "db1", ok=(5,) if setting == "before" else (1,))
-    assert f"{setting}" in said and "did not end within 8 s ([host] hook_timeout)" in said
+    output = appliance("run", "db1", ok=(5,) if setting == "before" else (1,))
+    assert f"{setting}" in output and "did not end within 8 s ([host] hook_timeout)" in output
     assert len(appliance.good("db1")) == (setting == "after")
     assert log(top) == (["after all client-gone"] if setting == "before" else ["before all"])
 
@@ -127,8 +127,8 @@ def test_client_that_does_not_know_the_key(appliance, db1):
     db1()
     known = (appliance.conf / "ssh" / "id.pub").read_text().splitlines()
     (appliance.conf / "ssh" / "id.pub").write_text(known[0] + "\n")
-    said = appliance("run", "db1", ok=(6,))
-    assert "the client does not let us run it" in said and known[-1] in said
+    output = appliance("run", "db1", ok=(6,))
+    assert "the client does not let us run it" in output and known[-1] in output
     (appliance.conf / "ssh" / "hook").unlink()
     assert "run 'itree-backup setup'" in appliance("run", "db1", ok=(2,))
 

@@ -116,8 +116,8 @@ def test_backup(booted):
 
 def test_backup_over_ssh(booted):
     """As the README tells the admin: the key it says for rrsync alone, the host key compared; and a restore."""
-    said = booted("journalctl -b -u itree-backup-setup -o cat")
-    line = next(t for t in said.splitlines() if t.startswith('restrict,command="rrsync -ro /" ssh-ed25519 '))
+    output = booted("journalctl -b -u itree-backup-setup -o cat")
+    line = next(t for t in output.splitlines() if t.startswith('restrict,command="rrsync -ro /" ssh-ed25519 '))
     # A host whose key nobody compared is not talked to.
     assert booted.ssh("systemctl start backup@mx2", ok=None)[0] != 0
     assert "known_hosts" in booted("journalctl -b -u backup@mx2 -o cat")
@@ -157,11 +157,11 @@ def test_client_is_added_seen_and_given_its_files(booted):
     assert "ssh host key: SHA256:" in shown and "itree-backup password" in shown
     key = booted("ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub").split()[1]
     add = f"itree-backup add self --address localhost --fingerprint {key} /var/mailhost"
-    code, said = booted.ssh(add, ok=(0, 6))
+    code, output = booted.ssh(add, ok=(0, 6))
     if code:
-        line = next(t for t in said.splitlines() if t.startswith("restrict,"))
-        said = booted(f"echo '{line}' >> /root/.ssh/authorized_keys; {add}")
-    assert "the client answers" in said
+        line = next(t for t in output.splitlines() if t.startswith("restrict,"))
+        output = booted(f"echo '{line}' >> /root/.ssh/authorized_keys; {add}")
+    assert "the client answers" in output
     assert booted("systemctl is-enabled backup@self.timer").strip() == "enabled"
     booted("systemctl start backup@self")
     # There is no page without a password; with one, systemd starts it when it is asked for.
@@ -195,8 +195,8 @@ def test_client_is_added_seen_and_given_its_files(booted):
     assert "https://" in booted("cat /run/issue.d/50-itree-backup.issue")
     # And back: the client lets another key in, for the time being.
     booted("cp -a /var/mailhost /var/before && rm /var/mailhost/cur/17*1.M*")
-    said = booted("itree-backup restore self latest --to self:", ok=(6,))
-    line = next(t for t in said.splitlines() if t.startswith("restrict,"))
+    output = booted("itree-backup restore self latest --to self:", ok=(6,))
+    line = next(t for t in output.splitlines() if t.startswith("restrict,"))
     booted(f"echo '{line}' >> /root/.ssh/authorized_keys")
     assert "2000 files compared and right" in booted("itree-backup restore self latest --to self:")
     booted("diff -r /var/before /var/mailhost && rm -r /var/before")

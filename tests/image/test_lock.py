@@ -47,8 +47,8 @@ def test_rights_of_a_unit_do_not_suffice(locked, unit):
     (host / "fresh").write_text("fresh\n")
     before, names = state(snapshot), sorted(os.listdir(host))
     for way in WAYS:
-        code, said = attempt(unit, way, snapshot)
-        assert code and "not permitted" in said, f"{way}: {code}: {said}"
+        code, output = attempt(unit, way, snapshot)
+        assert code and "not permitted" in output, f"{way}: {code}: {output}"
         assert sorted(os.listdir(host)) == names, way
     same(before, state(snapshot))
 
@@ -61,8 +61,8 @@ def test_the_ways_work_on_a_snapshot_that_is_not_locked(locked):
         shutil.rmtree(copy, ignore_errors=True)
         run("cp", "-a", snapshot, copy)
         (host / "fresh").write_text("fresh\n")
-        code, said = attempt("backup@.service", way, copy)
-        assert code == 0, f"{way}: {said}"
+        code, output = attempt("backup@.service", way, copy)
+        assert code == 0, f"{way}: {output}"
 
 
 def test_runs_go_on_and_pruning_waits(locked):

@@ -204,15 +204,15 @@ def test_status_and_page_agree(page, mx1, appliance):
     (appliance.conf / "hosts.d" / "no good.conf").write_text("")
     appliance.settings("[status]\nwarn_free_percent = 90\n[quota]\nsize = 0\n")
     (appliance.volume / "ballast").write_bytes(bytes(64 << 20))
-    said = json.loads(appliance("status", "--json", ok=(1,)))
+    output = json.loads(appliance("status", "--json", ok=(1,)))
     shown = json.loads(page.text("/status.json"))
-    for one in (said, shown):
+    for one in (output, shown):
         for number in ("free_bytes", "free_percent", "free_inodes_percent"):
             one.pop(number)
-    assert shown == said
-    assert not said["well"] and not said["hosts"]["mx1"]["well"]
-    lines = [*said["problems"], *said["hosts"]["mx1"]["problems"]]
-    assert len(said["problems"]) == 2 and "warn_free_percent" in said["problems"][1]
+    assert shown == output
+    assert not output["well"] and not output["hosts"]["mx1"]["well"]
+    lines = [*output["problems"], *output["hosts"]["mx1"]["problems"]]
+    assert len(output["problems"]) == 2 and "warn_free_percent" in output["problems"][1]
     where = {"page": html.unescape(page.text("/")), "status": appliance("status", ok=(1,)),
              "console": appliance("console")}  # fmt: skip
     assert not [(place, line) for place, text in where.items() for line in lines[:3] if line not in text]
@@ -275,23 +275,23 @@ def test_200_hosts_and_3000_snapshots(appliance, make_appliance):
 
 
 def test_password(appliance):
-    said = run(*appliance.argv("password", "--no-timers"), input_="short\n", ok=(1,))[1]
-    assert "at least 8 characters" in said
+    output = run(*appliance.argv("password", "--no-timers"), input_="short\n", ok=(1,))[1]
+    assert "at least 8 characters" in output
     assert "off, until it has a password" in appliance("console")
-    said = run(*appliance.argv("password", "--no-timers"), input_="long enough\n")[1]
-    assert "https://" in said or "no network yet" in said
-    assert re.search(r"SHA-256 ([0-9A-F]{2}:){31}[0-9A-F]{2}", said)
+    output = run(*appliance.argv("password", "--no-timers"), input_="long enough\n")[1]
+    assert "https://" in output or "no network yet" in output
+    assert re.search(r"SHA-256 ([0-9A-F]{2}:){31}[0-9A-F]{2}", output)
     for path in (appliance.conf / "page").iterdir():
         assert path.stat().st_mode & 0o077 == 0
     assert "long enough" not in (appliance.conf / "page" / "password").read_text()
     (appliance.conf / "page" / "cert.pem").unlink()
-    said = appliance("console")
-    assert "has no usable certificate" in said and "address: " in said and "no hosts yet" in said
+    output = appliance("console")
+    assert "has no usable certificate" in output and "address: " in output and "no hosts yet" in output
 
 
 def test_console(appliance, mx1):
     assert "hosts:        1 of 1 well" in appliance("console")
     appliance.servers.kill("rsync")
     appliance("run", "mx1", ok=(5,))
-    said = appliance("console")
-    assert "hosts:        0 of 1 well:" in said and "mx1: mx1 (127.0.0.1): no connection" in said
+    output = appliance("console")
+    assert "hosts:        0 of 1 well:" in output and "mx1: mx1 (127.0.0.1): no connection" in output

@@ -43,10 +43,10 @@ def test_power_cuts(tmp_path, number):
         argv = ["/usr/bin/python3", "-B", pathlib.Path(__file__).parent / "power.py", share, turn, moment,
                 *devices]  # fmt: skip
         res = vm.run(argv, kernel=KERNEL, disks=disks, shares=[share], timeout=1800, cwd=str(share))
-        told = f"turn {turn}, cut at {moment} of a run\n{res.stdout}\n{res.explain()}"
-        assert not res.problems and not res.timed_out, told
+        context = f"turn {turn}, cut at {moment} of a run\n{res.stdout}\n{res.explain()}"
+        assert not res.problems and not res.timed_out, context
         # With a cut the machine ends before the command does.
-        assert res.exit_code == (0 if turn == CUTS else None), told
+        assert res.exit_code == (0 if turn == CUTS else None), context
         lefts.append((share / "left").read_text())
         if turn < CUTS:
             phase, seconds = (share / "phase").read_text().split("\n")
@@ -55,5 +55,5 @@ def test_power_cuts(tmp_path, number):
     # Cuts that all came too early or too late would prove nothing.
     assert sum(p != "ended" for p in phases) >= CUTS // 3, phases
     for disk in disks:
-        code, said = run(SBIN / "e2fsck", "-fn", disk, ok=None)
-        assert code == 0, said
+        code, output = run(SBIN / "e2fsck", "-fn", disk, ok=None)
+        assert code == 0, output

@@ -158,8 +158,8 @@ def test_what_was_lost_is_told_and_nothing_is_pruned(appliance, mail, way):
     way(mail)
     for _ in range(3):
         # The run is good; that nothing is pruned is what it fails with.
-        said = appliance("run", "mx1", ok=(1,))
-        assert "fall_percent" in said and "itree-backup accept mx1" in said
+        output = appliance("run", "mx1", ok=(1,))
+        assert "fall_percent" in output and "itree-backup accept mx1" in output
         assert whole in appliance.good("mx1"), "the last snapshot before it is gone"
         assert "fall_percent" in appliance("status", ok=(1,))
     appliance("accept", "mx1")

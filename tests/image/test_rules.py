@@ -72,7 +72,7 @@ def test_defaults(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "general, host, said",
+    "general, host, output",
     [
         ("[keep]\ndaly = 5", "", "has no 'daly'"),
         ("[kep]\n", "", "no section [kep]"),
@@ -96,10 +96,10 @@ def test_defaults(tmp_path):
         ("", "[host]\npaths = /srv\npath = /srv", "has no 'path'"),
     ],
 )
-def test_configuration_refused(tmp_path, general, host, said):
+def test_configuration_refused(tmp_path, general, host, output):
     with pytest.raises(BackupError) as err:
         write(tmp_path, general, host or "[host]\npaths = /srv")
-    assert said in str(err.value) and err.value.code == 2
+    assert output in str(err.value) and err.value.code == 2
 
 
 @pytest.mark.parametrize("name", ["", "..", ".x", "-x", "a/b", "a b", "x" * 64, "a\nb"])
@@ -160,14 +160,14 @@ def test_help_and_manual():
     text = (MAN / "man8" / "itree-backup.8").read_text().replace("\\-", "-")
     assert set(re.findall(r"^    (\w+) ", run(COMMAND, "--help")[1], re.M)) == set(commands())
     for name, sub in commands().items():
-        said = run(COMMAND, name, "--help")[1]
-        assert f"usage: itree-backup {name}" in said
+        output = run(COMMAND, name, "--help")[1]
+        assert f"usage: itree-backup {name}" in output
         assert re.search(rf"^\.(B|BR|BI) .*\b{name}\b", text, re.M), f"{name} is not in the manual"
         for option in re.findall(r"--[a-z-]+", " ".join(o for a in sub._actions for o in a.option_strings)):
             assert option == "--help" or option in text, f"{option} is not in the manual"
     for page in sorted(MAN.glob("man*/*")):
-        said = run("man", "--warnings", "-E", "UTF-8", "-l", "-Tutf8", "-Z", page, env={"PATH": "/usr/bin:/bin"})[1]
-        assert "warning" not in said, said[:500]
+        output = run("man", "--warnings", "-E", "UTF-8", "-l", "-Tutf8", "-Z", page, env={"PATH": "/usr/bin:/bin"})[1]
+        assert "warning" not in output, output[:500]
 
 
 def test_manual_has_every_key():

@@ -66,18 +66,18 @@ def equal(one, other, host="mx1"):
 def test_copy_is_equal_and_only_what_is_new_is_sent(two):
     one, other = two
     assert "is no backup volume yet" in sync(one, other, ok=(2,))
-    said = sync(one, other, "--init")
-    assert "1 snapshots copied" in said and equal(one, other) == 1
+    output = sync(one, other, "--init")
+    assert "1 snapshots copied" in output and equal(one, other) == 1
     assert "nothing was new" in sync(one, other)
     before = used(one), used(other)
     for _ in range(3):
         change_mail(one.mail)
         (one.mail / "new" / f"big{time.time_ns()}").write_bytes(random.randbytes(3 << 20))
         one("run", "mx1")
-    said = sync(one, other)
+    output = sync(one, other)
     assert equal(one, other) == 4
     new = sum(new_bytes(*pair) for pair in itertools.pairwise(one.good("mx1")))
-    sent = int(re.search(r"3 snapshots copied, (\d+) MiB", said)[1]) << 20
+    sent = int(re.search(r"3 snapshots copied, (\d+) MiB", output)[1]) << 20
     grown = used(one) - before[0], used(other) - before[1]
     print(f"{new} bytes were new, about {sent} were sent; the volumes grew by {grown[0]} and {grown[1]}")
     assert sent <= 1.1 * new and grown[1] <= 1.1 * grown[0]
@@ -134,8 +134,8 @@ def test_what_rotted_is_not_copied(two):
     was, data = victim.stat(), victim.read_bytes()
     victim.write_bytes(bytes([data[0] ^ 1]) + data[1:])
     os.utime(victim, ns=(was.st_mtime_ns,) * 2)
-    said = sync(one, other, "--init", ok=(7,))
-    assert victim.name in said and "damaged" in said and f"{second.name} is not" not in said
+    output = sync(one, other, "--init", ok=(7,))
+    assert victim.name in output and "damaged" in output and f"{second.name} is not" not in output
     assert [p.name for p in other.good("mx1")] == [first.name] and not other.partial("mx1")
     victim.write_bytes(data)
     os.utime(victim, ns=(was.st_mtime_ns,) * 2)
@@ -155,8 +155,8 @@ def test_file_that_kept_size_and_time_is_not_linked_to_the_older_one(two):
     one("run", "mx1")
     a, b = (p / "cur" / victim.name for p in one.good("mx1"))
     assert a.read_bytes() != b.read_bytes() and a.stat().st_mtime_ns == b.stat().st_mtime_ns
-    said = sync(one, other)
-    assert "copying them again" in said
+    output = sync(one, other)
+    assert "copying them again" in output
     assert equal(one, other) == 2
 
 
@@ -189,5 +189,5 @@ def test_snapshot_with_gaps_stays_one_and_prune_keeps_what_is_to_be_kept(two):
     held.write_text('{"why": "the client had more", "before": {}}')
     assert "Nothing is pruned on" in sync(one, other, "--prune") and len(other.good("mx1")) == 3
     held.unlink()
-    said = sync(one, other, "--prune")
-    assert said.count("removing") >= 2 and len(other.good("mx1")) == 1 and len(one.good("mx1")) == 3
+    output = sync(one, other, "--prune")
+    assert output.count("removing") >= 2 and len(other.good("mx1")) == 1 and len(one.good("mx1")) == 3

@@ -45,12 +45,12 @@ def root(tmp_path_factory):
 def test_systemd_takes_them(root):
     """systemd-analyze verify has nothing to say of ours; instances stand for templates."""
     names = [p.name.replace("@.", "@mx1.") for p in sorted(UNITS.iterdir()) if p.is_file()]
-    code, said = run("systemd-analyze", f"--root={root}", "--man=no", "verify", *names, ok=None)
+    code, output = run("systemd-analyze", f"--root={root}", "--man=no", "verify", *names, ok=None)
     ours = tuple(p.name.split("@")[0].split(".")[0] for p in UNITS.iterdir())
     # Programs of packages that the image has and this root has not.
     expected = re.compile(r"is not executable: No such file")
-    told = [t for t in said.splitlines() if any(n in t for n in ours) and not expected.search(t)]
-    assert not told, "\n".join(told)
+    lines = [t for t in output.splitlines() if any(n in t for n in ours) and not expected.search(t)]
+    assert not lines, "\n".join(lines)
 
 
 def test_they_start_together(root):
@@ -59,8 +59,8 @@ def test_they_start_together(root):
     target = root / "etc" / "systemd" / "system" / "ours.target"
     target.parent.mkdir(parents=True)
     target.write_text(f"[Unit]\nWants={' '.join(names)}\nWants=multi-user.target\n")
-    said = run("systemd-analyze", f"--root={root}", "--man=no", "verify", "ours.target", ok=None)[1]
-    assert "cycle" not in said, said
+    output = run("systemd-analyze", f"--root={root}", "--man=no", "verify", "ours.target", ok=None)[1]
+    assert "cycle" not in output, output
 
 
 @pytest.mark.parametrize("name", services())
@@ -96,14 +96,14 @@ def test_commands_exist(name):
             continue
         path = APPLIANCE / program.lstrip("/")
         assert os.access(path, os.X_OK), path
-        code, said = run(path, *[a.replace("%i", "mx1") for a in args], "--help", ok=None)
-        assert code == 0 and "usage:" in said
-    told = unit["Unit"].get("OnFailure", [])
-    assert all((UNITS / t.replace("%i", "")).exists() for t in told)
+        code, output = run(path, *[a.replace("%i", "mx1") for a in args], "--help", ok=None)
+        assert code == 0 and "usage:" in output
+    handlers = unit["Unit"].get("OnFailure", [])
+    assert all((UNITS / t.replace("%i", "")).exists() for t in handlers)
     # Who fails is told of, but for those that tell.
     telling = ("backup-failure@.service", "backup-alarm.service", "backup-notify.service")
     if name not in telling and not name.startswith("itree-backup-"):
-        assert told
+        assert handlers
 
 
 def test_nothing_backs_up_beside_the_volume():
@@ -203,11 +203,11 @@ def test_setup(tmp_path):
     (creds / "something.else").write_text("x")
     env = {"CREDENTIALS_DIRECTORY": str(creds)}
     argv = (COMMAND, "--config", conf, "setup", "--no-timers")
-    said = run(*argv, env=env)[1]
-    assert "hosts: mx1" in said and "something.else: not one of ours" in said and "is not mounted" in said
+    output = run(*argv, env=env)[1]
+    assert "hosts: mx1" in output and "something.else: not one of ours" in output and "is not mounted" in output
     key = (conf / "ssh" / "id").read_text()
     assert (conf / "ssh" / "id").stat().st_mode & 0o777 == 0o600
-    assert (conf / "ssh" / "id.pub").read_text().strip() in said
+    assert (conf / "ssh" / "id.pub").read_text().strip() in output
     # An admin's own file stays; the key does not change; a credential that is gone takes nothing with it.
     (conf / "hosts.d" / "own.conf").write_text("[host]\npaths = /srv")
     assert "hosts: mx1, own" in run(*argv)[1]

@@ -134,8 +134,8 @@ def versions(machine):
 def proved(machine):
     """Wait until the version that runs counts as good."""
     end = time.monotonic() + SLOW
-    while "not proved" in (said := machine("itree-appliance status").splitlines()[0]):
-        assert time.monotonic() < end, said + machine(
+    while "not proved" in (output := machine("itree-appliance status").splitlines()[0]):
+        assert time.monotonic() < end, output + machine(
             "systemctl status --no-pager 'systemd-bless*' 'itree-appl*'", ok=None
         )
         time.sleep(2)
@@ -151,8 +151,8 @@ def facts(machine):
 @pytest.mark.parametrize("name", ["flipped", "flipped-kernel", "unsigned", "stranger", "later"])
 def test_bad_update_is_refused(booted, name):
     mounted(booted)
-    code, said = booted.ssh(f"itree-appliance update --from /mnt/{name}", ok=None)
-    assert code == 1 and "itree-appliance: " in said, said
+    code, output = booted.ssh(f"itree-appliance update --from /mnt/{name}", ok=None)
+    assert code == 1 and "itree-appliance: " in output, output
     assert versions(booted) == {V1: "runs now"}
     assert booted("ls /efi/EFI/Linux") == f"itree-backup_{V1}.efi\n"
     assert "ro" in booted("findmnt -no OPTIONS /efi").strip().split(",")
@@ -228,8 +228,8 @@ def test_changed_byte_of_usr_is_noticed(booted):
         flip(disk, at)
     try:
         booted.boot()
-        code, said = booted.ssh(f"cat {path} >/dev/null", ok=None)
-        assert code == 1 and "Input/output error" in said
+        code, output = booted.ssh(f"cat {path} >/dev/null", ok=None)
+        assert code == 1 and "Input/output error" in output
         assert "is corrupted" in booted("journalctl -b -k -o cat | grep verity")
         booted.off()
     finally:
@@ -321,11 +321,11 @@ def test_secure_boot(owner, tmp_path):
         argv = machine.machine.argv("1G", f"file:{machine.console}", more=())
         proc = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
         try:
-            end, said = time.monotonic() + SLOW, ""
-            while time.monotonic() < end and not re.search("denied|violation|linux version", said):
+            end, output = time.monotonic() + SLOW, ""
+            while time.monotonic() < end and not re.search("denied|violation|linux version", output):
                 time.sleep(2)
-                said = machine.tail().lower()
-            assert re.search("access denied|security violation", said), said
+                output = machine.tail().lower()
+            assert re.search("access denied|security violation", output), output
         finally:
             proc.kill()
             proc.wait()

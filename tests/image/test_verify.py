@@ -81,12 +81,12 @@ def test_rot_in_any_snapshot_is_told_within_the_cycle(backed):
     victims = [old / "only0" / "file", new / "only2" / "file", sorted((new / "mail" / "cur").iterdir())[50]]
     for one in victims:
         rot(one)
-    told = ""
+    output = ""
     for _ in range(CYCLE):
         days_pass(appliance)
-        told += appliance("verify", "--rolling", ok=(0, 7))
+        output += appliance("verify", "--rolling", ok=(0, 7))
     for one in victims:
-        assert f"{one.parent.name}/{one.name}: is not what the client sent" in told
+        assert f"{one.parent.name}/{one.name}: is not what the client sent" in output
     assert "3 damaged files" in appliance("status", ok=(1,))
     # A later day that reads other files does not end the alarm.
     days_pass(appliance)

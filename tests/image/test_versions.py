@@ -104,8 +104,8 @@ def test_version_that_was_given_up_is_told_by_status(command, monkeypatch, tmp_p
     monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
     (command.KERNELS / "itree-backup_0.3+0-3.efi").touch()
     assert command.check_boot(None) == command.DONE
-    (said,) = setup.problems(tmp_path)
-    assert "version 0.3 of the appliance does not boot" in said and "0.2 runs" in said
+    (output,) = setup.problems(tmp_path)
+    assert "version 0.3 of the appliance does not boot" in output and "0.2 runs" in output
     (command.KERNELS / "itree-backup_0.3+0-3.efi").unlink()
     # The last try of the version that runs is not over.
     (command.KERNELS / "itree-backup_0.2+0-3.efi").touch()
@@ -148,8 +148,8 @@ class Source:
             return subprocess.CompletedProcess(words, 0)
         if self.offers is False:
             return subprocess.CompletedProcess(words, 1, "", "no such host")
-        said = json.dumps({"available": self.offers if new else None}) + "\n"
-        return subprocess.CompletedProcess(words, 0 if new else 1, said, "")
+        output = json.dumps({"available": self.offers if new else None}) + "\n"
+        return subprocess.CompletedProcess(words, 0 if new else 1, output, "")
 
     def update(self, **given):
         args = {"source": "https://example.org/", "check": False, "again": False, "reboot": False, **given}
@@ -240,7 +240,7 @@ def test_updates_have_the_names_that_are_looked_for(tmp_path, monkeypatch):
 def test_systemd_takes_the_units(tmp_path):
     units_root(tmp_path, APPLIANCE, EXTRA)
     names = [p.name for p in UNITS.iterdir() if p.is_file()]
-    said = run("systemd-analyze", f"--root={tmp_path}", "--man=no", "verify", *names, ok=None)[1]
-    told = [t for t in said.splitlines()
+    output = run("systemd-analyze", f"--root={tmp_path}", "--man=no", "verify", *names, ok=None)[1]
+    lines = [t for t in output.splitlines()
             if ("itree" in t or "efi" in t or "bless" in t) and "is not executable: No such file" not in t]  # fmt: skip
-    assert not told, "\n".join(told)
+    assert not lines, "\n".join(lines)

@@ -125,8 +125,8 @@ def test_uuids_differ(disk, tmp_path):
     disk("provision")
     other = Disk(tmp_path / "other.img")
     try:
-        said = other("provision")
-        assert "systemctl restart itree-backup-volume" in said
+        output = other("provision")
+        assert "systemctl restart itree-backup-volume" in output
         assert disk.state.read_text() != other.state.read_text()
     finally:
         other.close()
@@ -186,14 +186,14 @@ def test_lost_superblock(disk, monkeypatch, length):
     assert not volume.signatures(disk.part)
     before = disk.digest()
     assert "no superblock, but a copy of one" in disk("check", ok=(6,))
-    said = disk("provision", ok=(6,))
-    assert "is not touched" in said and "empty it yourself" in said
+    output = disk("provision", ok=(6,))
+    assert "is not touched" in output and "empty it yourself" in output
     monkeypatch.setattr(volume, "candidates", lambda: [disk.node])
     with pytest.raises(volume.BackupError, match="no disk is ours, none is empty"):
         volume.choose("")
     assert disk.digest() == before
     # The message says how it is rescued.
-    rescue = re.search(r"e2fsck( -b 32768 -B 4096 \S+)", said)[1].split()
+    rescue = re.search(r"e2fsck( -b 32768 -B 4096 \S+)", output)[1].split()
     run(SBIN / "e2fsck", "-fy", *rescue, ok=(0, 1))
     assert disk("check").endswith(": ours\n") and "already" in disk("provision")
     assert run(SBIN / "e2fsck", "-fn", disk.part)[0] == 0
@@ -296,7 +296,7 @@ def at_the_end(node):
 
 
 @pytest.mark.parametrize(
-    "make, said",
+    "make, output",
     [
         (filesystem, "carries ext4"),
         (lambda n: run("mkfs.xfs", "-q", "-f", n, ok=None)[0] and run("mkswap", n), "carries"),
@@ -308,12 +308,12 @@ def at_the_end(node):
     ],
     ids=["ext4", "xfs", "swap", "gpt", "ours with another file system", "headerless", "at the end"],
 )
-def test_foreign(disk, make, said):
+def test_foreign(disk, make, output):
     make(disk.node)
     before = disk.digest()
     assert ": foreign" in disk("check", ok=(6,))
     text = disk("provision", ok=(6,))
-    assert said in text and "is not touched" in text
+    assert output in text and "is not touched" in text
     assert disk.digest() == before
 
 
@@ -382,12 +382,12 @@ def test_volume_that_cannot_be_grown_is_used(disk, tmp_path):
     fake = tmp_path / "bin" / "systemd-repart"
     fake.write_text("#!/bin/sh\necho 'No space for the backup header.' >&2\nexit 1\n")
     fake.chmod(0o755)
-    said = disk("provision", tools=tmp_path / "bin")
-    assert "is the backup volume already" in said and "could not be grown" in said
-    told = disk.state.with_name("volume-trouble")
-    assert "No space for the backup header" in told.read_text()
+    output = disk("provision", tools=tmp_path / "bin")
+    assert "is the backup volume already" in output and "could not be grown" in output
+    trouble = disk.state.with_name("volume-trouble")
+    assert "No space for the backup header" in trouble.read_text()
     disk("provision")
-    assert not told.exists()
+    assert not trouble.exists()
 
 
 def test_only_the_disk_it_knows(monkeypatch):

@@ -87,8 +87,8 @@ def pytest_terminal_summary(terminalreporter, config):
     """Cut points, faults, images: what stands behind the number of tests that passed."""
     if config.itree_runner:
         for group, counts in sorted(_counted(config.itree_runner.done).items()):
-            said = ", ".join(f"{key.replace('_', ' ')} {value:,}" for key, value in counts.items())
-            terminalreporter.write_line(f"counted, {group}: {said}")
+            line = ", ".join(f"{key.replace('_', ' ')} {value:,}" for key, value in counts.items())
+            terminalreporter.write_line(f"counted, {group}: {line}")
 
 
 def _marks(result, kernel):

@@ -128,7 +128,7 @@ class Root:
 
     def __init__(self, path, repos, first=("test-base", "e2fsprogs"), size=None):
         self.path = path
-        self.said = ""  # by dnf so far
+        self.output = ""  # by dnf so far
         self.aside = path.with_name(path.name + ".dnf")
         (self.aside / "repos").mkdir(parents=True)
         path.mkdir()
@@ -167,7 +167,7 @@ class Root:
         __tracebackhide__ = True
         argv = ["dnf", "-y", "-c", self.conf, "--installroot", self.path, "--releasever", "1", *args]
         text = call(*argv, ok=ok)[1]
-        self.said += text
+        self.output += text
         return text
 
     def rpm(self, *args, ok=(0,)):

@@ -46,7 +46,7 @@ def test_two_ext4_at_once(kernel, disk):
 def two_at_once(kernel, disk):
     disks = [disk("theirs"), disk("ours", "-O", "itree")]
     fill = "mkdir {0}/d; (cd {0}/d; seq -f 'a-name-that-is-not-short-%g' 5000 | xargs touch); ls -U {0}/d | wc -l; "
-    said, log = in_guest(
+    output, log = in_guest(
         kernel,
         "mount -t ext4 /dev/vda /run/a; mount -t ext4itree /dev/vdb /run/b; "
         + fill.format("/run/a") + fill.format("/run/b")
@@ -57,16 +57,16 @@ def two_at_once(kernel, disk):
         "rmmod ext4itree; test -e /sys/fs/ext4; test ! -e /sys/fs/ext4itree; ! grep ext4itree /proc/filesystems",
         disks,
     )  # fmt: skip
-    assert said.splitlines().count("5000") == 2
+    assert output.splitlines().count("5000") == 2
     for place in ("/sys/fs", "/proc/fs", "/sys/kernel/tracing/events"):
-        assert f"{place}/ext4\n" in said and f"{place}/ext4itree\n" in said, said
-    types = re.findall(r"^type \s*(\S+)$", said, re.M)
+        assert f"{place}/ext4\n" in output and f"{place}/ext4itree\n" in output, output
+    types = re.findall(r"^type \s*(\S+)$", output, re.M)
     assert sorted(types) == ["ext2", "ext3", "ext4", "ext4itree"], types
-    slabs = re.findall(r"^slab (\S+)$", said, re.M)
+    slabs = re.findall(r"^slab (\S+)$", output, re.M)
     ours = [s for s in slabs if s.startswith("ext4itree_")]
     # Some caches are created on first use only.
     assert len(ours) >= 8 and "ext4_inode_cache" in slabs and "ext4itree_inode_cache" in slabs, slabs
-    assert re.search(r"^-+I\S* /run/b/d$", said, re.M), said
+    assert re.search(r"^-+I\S* /run/b/d$", output, re.M), output
     assert "already" not in log.split("Run /init")[-1], log
     for path in disks:
         subprocess.run([SBIN / "e2fsck", "-fn", path], check=True, capture_output=True)
@@ -74,7 +74,7 @@ def two_at_once(kernel, disk):
 
 def test_stock_ext4_takes_the_volume_when_the_feature_is_off(kernel, disk):
     """Stock ext4 mounts a volume with the feature read-only, and one without it read-write."""
-    said, _ = in_guest(
+    output, _ = in_guest(
         kernel,
         "mount -t ext4itree /dev/vda /run/a; mkdir /run/a/d; (cd /run/a/d; seq -f 'a-name-that-is-not-short-%g' 5000 "
         "| xargs touch); umount /run/a; ! mount -t ext4 /dev/vda /run/a; mount -t ext4 -o ro /dev/vda /run/a; "
@@ -82,18 +82,18 @@ def test_stock_ext4_takes_the_volume_when_the_feature_is_off(kernel, disk):
         "touch /run/a/d/more; ls -U /run/a/d | wc -l; umount /run/a; e2fsck -fn /dev/vda",
         [disk("image", "-O", "itree")],
     )
-    assert "5000\n" in said and "5001\n" in said
+    assert "5000\n" in output and "5001\n" in output
 
 
 def test_programs_that_look_at_the_type(kernel, disk):
     """e4defrag works on the type, and tune2fs knows how long its labels may be."""
-    said, _ = in_guest(
+    output, _ = in_guest(
         kernel,
         "mount -t ext4itree /dev/vda /run/a; dd if=/dev/urandom of=/run/a/f bs=64k count=4 status=none; sync; "
         "e4defrag /run/a/f; tune2fs -L a-label-of-more-than-16-characters /dev/vda; umount /run/a; e2label /dev/vda",
         [disk("image", "-O", "itree")],
     )
-    assert "Success" in said and said.endswith("a-label-of-more-\n"), said
+    assert "Success" in output and output.endswith("a-label-of-more-\n"), output
 
 
 def test_try_on_host(kernel, tmp_path):
@@ -102,7 +102,7 @@ def test_try_on_host(kernel, tmp_path):
     To install and remove the packages it wants dnf and an EL or a Fedora.
     """
     script = REPO / "packaging" / "rpm" / "try-on-host"
-    said, _ = in_guest(
+    output, _ = in_guest(
         kernel,
         f"ln -s {REPO}/kernel/module/mkfs.ext4itree /run/; ln -s {SBIN}/e2fsck /run/fsck.ext4itree; "
         # The distribution's lsattr does not know the letter of the tree; the packages bring ours.
@@ -116,9 +116,9 @@ def test_try_on_host(kernel, tmp_path):
         "grep -c ^FAILED said; ls -A /var/tmp; grep -c /var/tmp/ /proc/mounts || true",
         [],
     )
-    report, _, rest = said.partition("0 steps failed\n")
+    report, _, rest = output.partition("0 steps failed\n")
     steps = [line for line in report.splitlines() if re.match("passed|FAILED|skipped", line)]
-    assert len(steps) >= 14 and all(s.startswith("passed") for s in steps), said
+    assert len(steps) >= 14 and all(s.startswith("passed") for s in steps), output
     assert int(rest.split()[0]) >= 5 and rest.split()[1:] == ["0"], rest
 
 
@@ -163,9 +163,9 @@ def test_builds_for(release, tmp_path):
     res = subprocess.run([REPO / "kernel" / "module" / "build", "--kernel", made.headers, "--out", tmp_path],
                          capture_output=True, text=True, check=False)  # fmt: skip
     assert res.returncode == 0, res.stderr
-    said = subprocess.run(["modinfo", tmp_path / "ext4itree.ko"], capture_output=True, text=True, check=True).stdout
-    assert re.search(rf"^vermagic: +{re.escape(release)} ", said, re.M), said
-    assert re.findall(r"^alias: +(\S+)$", said, re.M) == ["fs-ext4itree"], said
+    output = subprocess.run(["modinfo", tmp_path / "ext4itree.ko"], capture_output=True, text=True, check=True).stdout
+    assert re.search(rf"^vermagic: +{re.escape(release)} ", output, re.M), output
+    assert re.findall(r"^alias: +(\S+)$", output, re.M) == ["fs-ext4itree"], output
 
 
 # Headers of all kernels of our series that Debian 13 and its backports have, and the newest kernel of each series.
@@ -207,9 +207,9 @@ def debian_13(tmp_path_factory):
 def dkms_install(root, version, release):
     """Have the root's DKMS build and install the module for one of its kernels."""
     script = f"mount -t proc proc /proc; dkms install ext4itree/{version} -k {release}; dkms status"
-    said = subprocess.run(["unshare", "--mount", "chroot", root, "sh", "-ec", script], capture_output=True, text=True,
+    output = subprocess.run(["unshare", "--mount", "chroot", root, "sh", "-ec", script], capture_output=True, text=True,
                           check=False)  # fmt: skip
-    assert said.returncode == 0 and f"{release}, x86_64: installed" in said.stdout, said
+    assert output.returncode == 0 and f"{release}, x86_64: installed" in output.stdout, output
 
 
 def test_headers_of_debian_13(debian_13):

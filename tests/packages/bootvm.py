@@ -50,20 +50,20 @@ def boot(disks, kernel, top, timeout=900, keys=None):
         ended = f"qemu ended with {res.returncode}: {res.stderr}" if res.returncode else ""
     except subprocess.TimeoutExpired:
         ended = f"killed after {timeout} s"
-    said = (top / "console").read_text(errors="replace")
-    assert not ended, f"{ended}\n{said[-8000:]}"
-    return said
+    output = (top / "console").read_text(errors="replace")
+    assert not ended, f"{ended}\n{output[-8000:]}"
+    return output
 
 
 def fills_and_checks(disks, kernel, top, release):
     """Boot twice, with guest-init as the first program and the third disk to work on; what it is to say is asserted."""
-    said = boot(disks, kernel, top) + boot(disks, kernel, top)
-    assert said.count(f"guest: runs {release}") == 2, said[-8000:]
-    assert said.count("guest: exit code 0") == 2, said[-8000:]
-    assert re.search(r"guest: features .*\bitree\b", said) and "guest: filled" in said
+    output = boot(disks, kernel, top) + boot(disks, kernel, top)
+    assert output.count(f"guest: runs {release}") == 2, output[-8000:]
+    assert output.count("guest: exit code 0") == 2, output[-8000:]
+    assert re.search(r"guest: features .*\bitree\b", output) and "guest: filled" in output
     # BTF of the kernel and of its modules: the kernel refuses a module whose BTF does not match its own.
-    assert re.search(r"guest: btf .*\bvmlinux\b", said), said[-8000:]
-    assert "guest: files 3000" in said and "guest: archived 3000" in said and "guest: checked" in said
+    assert re.search(r"guest: btf .*\bvmlinux\b", output), output[-8000:]
+    assert "guest: files 3000" in output and "guest: archived 3000" in output and "guest: checked" in output
     if "small" in release:
-        assert re.search(r"guest: modules .*virtio_blk", said), "the root's driver is to come from the initramfs"
-        assert re.search(r"guest: btf .*\bvirtio_blk\b", said), said[-8000:]
+        assert re.search(r"guest: modules .*virtio_blk", output), "the root's driver is to come from the initramfs"
+        assert re.search(r"guest: btf .*\bvirtio_blk\b", output), output[-8000:]

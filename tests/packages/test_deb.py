@@ -31,8 +31,8 @@ def test_install_and_use(host):
     stock = host.versions(*NAMES)
     assert all(v[1] == "ii" and "itree" not in v[0] for v in stock.values()), stock
     host.apt("update")
-    said = host.apt("install", "e2fsprogs")
-    assert "no file system has been changed" in said
+    output = host.apt("install", "e2fsprogs")
+    assert "no file system has been changed" in output
     now = host.versions(*NAMES)
     assert all(v[1] == "ii" and v[0].endswith("itree0.1+deb12") for v in now.values()), now
     assert host.run("dpkg --audit") == ""
@@ -72,8 +72,8 @@ def test_debian_13s_library_does_not_take_the_place_of_ours(host):
     (tree / "usr/lib/x86_64-linux-gnu/libext2fs.so.2.4").write_text("another library")
     (tree / "DEBIAN").mkdir()
     (tree / "DEBIAN" / "control").write_text(DEBIAN_13)
-    said = host.run("dpkg-deb -b /apt/t64 /apt/t64.deb && dpkg -i /apt/t64.deb 2>&1", ok=(1,))
-    assert "conflicting packages" in said, said
+    output = host.run("dpkg-deb -b /apt/t64 /apt/t64.deb && dpkg -i /apt/t64.deb 2>&1", ok=(1,))
+    assert "conflicting packages" in output, output
     assert host.versions(*NAMES) == before and host.run("dpkg --audit") == ""
     host.run("e2fsck -V 2>&1")
 
@@ -103,9 +103,9 @@ def test_storage_server(host):
     states = host.versions("diskorder", "itree-storage-server", *NAMES, *PATCHED)
     assert all(v[1] == "ii" for v in states.values()) and states["e2fsprogs"][0].endswith("itree0.1+deb12"), states
     assert host.run("tar --version; rsync --version; cp --version") == stock
-    said = host.run("diskorder tar --version; diskorder rsync --version; diskorder cp --version")
+    output = host.run("diskorder tar --version; diskorder rsync --version; diskorder cp --version")
     for words in ("(GNU tar) 1.35", "version 3.5.1 ", "(GNU coreutils) 9.7"):
-        assert words in said
+        assert words in output
     assert host.run("find /usr/libexec/diskorder/share -type f -perm /111") == ""
     host.run("mkdir -p /apt/in/sub && cd /apt/in && seq 300 | xargs touch && echo text >sub/text")
     host.run("cd /apt && diskorder tar --sort=disk -cf x.tar in && mkdir a && tar -C a -xf x.tar && diff -r in a/in")
@@ -135,8 +135,8 @@ echo 'open sesame' | itree-backup password --no-timers
 def test_backup_on_any_host(host):
     """It brings nothing that formats disks, enables nothing, and backs up; what it made stays when it goes."""
     host.apt("update")
-    said = host.apt("install", "itree-backup")
-    assert "nothing is backed up yet" in said and "itree-backup add HOST PATH" in said
+    output = host.apt("install", "itree-backup")
+    assert "nothing is backed up yet" in output and "itree-backup add HOST PATH" in output
     held = host.run("dpkg -L itree-backup").split()
     assert "/usr/bin/itree-backup" in held and not [p for p in held if re.search("volume|repart|udev|grow", p)]
     assert host.run("find /etc/systemd -name 'backup*' -o -name 'itree-backup*'") == ""
@@ -149,10 +149,10 @@ def test_backup_on_any_host(host):
     volume.mkdir()
     roots.call("mount", "-t", "tmpfs", "itree-test", volume)
     try:
-        said = host.run(BACKUP.replace("PORT", str(port)))
+        output = host.run(BACKUP.replace("PORT", str(port)))
     finally:
         roots.call("umount", volume)
-    assert " is good: " in said and ("https://" in said or "no network yet" in said), said
+    assert " is good: " in output and ("https://" in output or "no network yet" in output), output
     host.run("man -w itree-backup itree-backup.conf")
     host.apt("purge", "itree-backup")
     assert host.run("dpkg --audit") == ""
@@ -178,9 +178,9 @@ def test_back_to_debians(host):
     wanted = f"e2fsprogs={offered[2]} libext2fs2={offered[2]}"
     get = f"DEBIAN_FRONTEND=noninteractive apt-get -y --allow-downgrades -o Dpkg::Use-Pty=0 install {wanted}"
     # What the mirror does not deliver today is no fault of the packages.
-    said = host.run(f"{get} --download-only", ok=(0, 100))
-    if "Failed to fetch" in said:
-        pytest.skip(f"Debian's e2fsprogs {offered[2]} could not be fetched: {said[-300:]}")
+    output = host.run(f"{get} --download-only", ok=(0, 100))
+    if "Failed to fetch" in output:
+        pytest.skip(f"Debian's e2fsprogs {offered[2]} could not be fetched: {output[-300:]}")
     host.run(get)
     now = host.versions(*NAMES)
     assert all(v == (offered[2], "ii") for v in now.values()), now
@@ -229,16 +229,16 @@ def test_advise(host):
     host.apt("install", "itree-advise")
     assert "--min-blocks" in host.run("itree-advise --help") and host.run("man -w itree-advise")
     assert "itree-advise" in host.run("itree-advise /proc 2>&1", ok=(1,))
-    said = host.run("bash -c '. /usr/share/bash-completion/completions/itree-advise; complete -p itree-advise'")
-    assert "-F _longopt itree-advise" in said
+    output = host.run("bash -c '. /usr/share/bash-completion/completions/itree-advise; complete -p itree-advise'")
+    assert "-F _longopt itree-advise" in output
     host.apt("purge", "itree-advise")
     assert not (host.root / "usr/share/itree-advise").exists()
 
 
 def refused(host, pattern, *args):
     before = host.versions(*NAMES)
-    said = host.apt(*args, ok=(100,))
-    assert re.search(pattern, said), said
+    output = host.apt(*args, ok=(100,))
+    assert re.search(pattern, output), output
     assert host.versions(*NAMES) == before
 
 
@@ -262,8 +262,8 @@ def test_wrong_architecture(host):
     dpkg-deb -b /apt/other /apt/other.deb
     """
     host.run(script)
-    said = host.run("dpkg -i /apt/other.deb 2>&1", ok=(1,))
-    assert "package architecture (arm64) does not match system (amd64)" in said
+    output = host.run("dpkg -i /apt/other.deb 2>&1", ok=(1,))
+    assert "package architecture (arm64) does not match system (amd64)" in output
     assert not (host.root / "usr" / "bin" / "diskorder").exists()
 
 

@@ -75,8 +75,8 @@ def test_install_remove_purge(host, repo):
     assert f"lib/modules/{krel}/modules.dep" in listed
     modules = host.run(f"find /lib/modules/{krel}/kernel -name '*.ko'").split()
     assert len(modules) >= 4 and os.path.getsize(host.root / "lib" / "modules" / krel / "modules.dep")
-    said = host.run(f"/sbin/modinfo {modules[0]}")
-    assert re.search(rf"^vermagic: +{re.escape(krel)} ", said, re.M) and "itree TEST key of modules" in said, said
+    output = host.run(f"/sbin/modinfo {modules[0]}")
+    assert re.search(rf"^vermagic: +{re.escape(krel)} ", output, re.M) and "itree TEST key of modules" in output, output
     assert host.run("dpkg --audit") == ""
 
     host.apt("purge", *names)
@@ -102,9 +102,9 @@ def test_headers_build_a_module(host, repo):
 def test_what_the_packages_say(repo):
     (image,) = repo.glob(f"linux-image-{release_of(repo)}_*.deb")
     (meta,) = repo.glob("linux-image-itree_*.deb")
-    said = roots.call("dpkg-deb", "-f", image, "Depends", "Maintainer", "Description")[1]
-    assert "initramfs-tools | linux-initramfs-tool" in said and "inode tree" in said
-    assert publisher.read().email in said
+    output = roots.call("dpkg-deb", "-f", image, "Depends", "Maintainer", "Description")[1]
+    assert "initramfs-tools | linux-initramfs-tool" in output and "inode tree" in output
+    assert publisher.read().email in output
     assert f"linux-image-{release_of(repo)} (= " in roots.call("dpkg-deb", "-f", meta, "Depends")[1]
     assert not list(repo.glob("linux-libc-dev*")), "the distribution's headers of the C library stay"
 
@@ -135,10 +135,10 @@ def test_boots_by_its_own_entry_fills_and_checks(repo, deb_repo, tmp_path):
         disk.put("/usr/bin/busybox", pathlib.Path("/bin/busybox").read_bytes(), "755")
         disk.run(f"sed -i 's,^GRUB_CMDLINE_LINUX=\"console=ttyS0,& panic=-1 init={init},' /etc/default/grub")
         disk.apt("update")
-        said = disk.apt("install", "--install-recommends", "itree-storage-server")
+        output = disk.apt("install", "--install-recommends", "itree-storage-server")
         krel = release_of(repo)
         names = (f"linux-image-{krel}", "linux-image-itree", "e2fsprogs", "itree-storage-server")
-        assert all(v[1] == "ii" for v in disk.versions(*names).values()) and "no file system has been changed" in said
+        assert all(v[1] == "ii" for v in disk.versions(*names).values()) and "no file system has been changed" in output
         assert disk.run("dpkg --audit") == ""
         disk.inside("cp", disk.root / "boot" / f"vmlinuz-{krel}", tmp_path / "vmlinuz")
     finally:

@@ -44,7 +44,7 @@ def added(release):
 
 
 def clean(root):
-    assert "scriptlet failed" not in root.said and "Error in" not in root.said, root.said
+    assert "scriptlet failed" not in root.output and "Error in" not in root.output, root.output
 
 
 def rpm_of(repo, part):
@@ -63,8 +63,8 @@ def unpacked(kernel_old, tmp_path):
 def test_rpmlint(kernel_old):
     found = [*sorted((kernel_old / "RPMS").glob("*.rpm")), *sorted((kernel_old / "SRPMS").glob("*.rpm"))]
     config = REPO / "packaging" / "rpm" / "rpmlint.toml"
-    code, said = roots.call("rpmlint", "-c", config, *found, ok=None)
-    assert re.search(rf"{len(found)} packages .* checked; 0 errors, 0 warnings", said) and code == 0, said
+    code, output = roots.call("rpmlint", "-c", config, *found, ok=None)
+    assert re.search(rf"{len(found)} packages .* checked; 0 errors, 0 warnings", output) and code == 0, output
 
 
 def test_configuration_is_what_was_asked_for(unpacked, tmp_path):
@@ -76,18 +76,18 @@ def test_configuration_is_what_was_asked_for(unpacked, tmp_path):
     roots.call(CONFIG / "configure", "--check", tmp_path, *asked)
     wrong = tmp_path / "wrong.config"
     wrong.write_text("CONFIG_EXT4_FS=y\nCONFIG_EXT5_FS=y\n# CONFIG_MODULES is not set\n")
-    said = roots.call(CONFIG / "configure", "--check", tmp_path, *asked, wrong, ok=(1,))[1]
-    assert "CONFIG_EXT5_FS: wanted y" in said and "CONFIG_MODULES: wanted is not set" in said, said
-    assert "CONFIG_EXT4_FS:" not in said
+    output = roots.call(CONFIG / "configure", "--check", tmp_path, *asked, wrong, ok=(1,))[1]
+    assert "CONFIG_EXT5_FS: wanted y" in output and "CONFIG_MODULES: wanted is not set" in output, output
+    assert "CONFIG_EXT4_FS:" not in output
 
 
 def test_modules_are_signed_and_of_this_kernel(unpacked):
     found = sorted((unpacked / "usr" / "lib" / "modules" / krel("0.1") / "kernel").rglob("*.ko"))
     assert len(found) >= 4
     for path in found:
-        said = roots.call("/sbin/modinfo", path)[1]
-        assert re.search(rf"^vermagic: +{re.escape(krel('0.1'))} ", said, re.M), said
-        assert re.search(r"^signer: +itree TEST key of modules$", said, re.M), said
+        output = roots.call("/sbin/modinfo", path)[1]
+        assert re.search(rf"^vermagic: +{re.escape(krel('0.1'))} ", output, re.M), output
+        assert re.search(r"^signer: +itree TEST key of modules$", output, re.M), output
 
 
 def test_no_key_is_left_in_packages_or_logs(kernel_old, unpacked, module_key):
@@ -179,9 +179,9 @@ def test_modules_added_later_get_into_the_initramfs(boot_root):
 def test_failing_kernel_install_says_what_to_do(boot_root):
     stop = boot_root.path / "etc" / "kernel" / "fail-add"
     stop.touch()
-    said = boot_root.dnf("install", "kernel-itree", ok=(0, 1))
-    assert "has no boot entry or no initramfs" in said and "scriptlet failed" in said
-    (command,) = set(re.findall(r"^\s+(kernel-install add \S+ \S+)$", said, re.M))
+    output = boot_root.dnf("install", "kernel-itree", ok=(0, 1))
+    assert "has no boot entry or no initramfs" in output and "scriptlet failed" in output
+    (command,) = set(re.findall(r"^\s+(kernel-install add \S+ \S+)$", output, re.M))
     assert not [p for p in boot_root.booted() if p.endswith(".conf")]
     stop.unlink()
     boot_root.chroot(command)

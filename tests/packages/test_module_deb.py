@@ -56,9 +56,9 @@ def boot(host, top, data, keys=None):
 
     keys: with Secure Boot; files with the keys that the owner has enrolled besides Microsoft's.
     """
-    said = bootvm.boot([top / "esp.img", host.image, data], top / "vmlinuz", top, keys=keys)
-    lines = [t.strip() for t in re.findall(r"host: .*", said)]
-    assert "host: done" in lines and "WRONG" not in said, said[-8000:]
+    output = bootvm.boot([top / "esp.img", host.image, data], top / "vmlinuz", top, keys=keys)
+    lines = [t.strip() for t in re.findall(r"host: .*", output)]
+    assert "host: done" in lines and "WRONG" not in output, output[-8000:]
     return lines
 
 

@@ -46,9 +46,9 @@ def host(old, new, tmp_path):
 
 
 def test_dkms_knows_the_module_while_it_is_installed(host):
-    said = host.rpm("-i", "--nodeps", "/repo/1.rpm")
+    output = host.rpm("-i", "--nodeps", "/repo/1.rpm")
     assert re.fullmatch(r"ext4itree/[0-9.+]+\.0\.1: added\n", host.status()), host.status()
-    assert "ext4itree was not built for 6.1.0-1-amd64: see ext4itree(5)" in said, said
+    assert "ext4itree was not built for 6.1.0-1-amd64: see ext4itree(5)" in output, output
     assert host.rpm("-V", "--nodeps", "ext4itree-dkms") == ""
     host.rpm("-U", "--nodeps", "/repo/2.rpm")
     assert re.fullmatch(r"ext4itree/[0-9.+]+\.0\.2: added\n", host.status()), host.status()
@@ -63,8 +63,8 @@ def test_dkms_knows_the_module_while_it_is_installed(host):
 def test_the_module_is_built(host):
     made = stock.kernel(bootable=False)
     headers(host.root, made.release, made.headers)
-    said = host.rpm("-i", "--nodeps", "/repo/1.rpm")
-    assert f"{made.release}, x86_64: installed" in host.status(), said
+    output = host.rpm("-i", "--nodeps", "/repo/1.rpm")
+    assert f"{made.release}, x86_64: installed" in host.status(), output
     assert "fs-ext4itree" in host.run(f"modinfo -F alias /lib/modules/{made.release}/updates/dkms/ext4itree.ko*")
     host.rpm("-e", "ext4itree-dkms")
     assert host.status() == "" and not list((host.root / "lib/modules" / made.release).rglob("ext4itree.ko*"))

@@ -28,16 +28,16 @@ def other(tmp_path, monkeypatch):
 def test_debs_name_the_publisher(other, tmp_path):
     roots.call(REPO / "packaging/deb/build", "deb", "itree-storage-server", "--out", tmp_path / "out")
     (path,) = (tmp_path / "out").rglob("*.deb")
-    said = subprocess.run(["dpkg-deb", "--info", path], capture_output=True, text=True, check=True).stdout
-    assert "Maintainer: Example GmbH <a@b.example>" in said and "invalid" not in said
+    output = subprocess.run(["dpkg-deb", "--info", path], capture_output=True, text=True, check=True).stdout
+    assert "Maintainer: Example GmbH <a@b.example>" in output and "invalid" not in output
 
 
 def test_rpms_name_the_publisher(other, tmp_path):
     roots.call(REPO / "packaging/rpm/build", "srpm", "itree-storage-server", "--out", tmp_path / "out")
     (path,) = (tmp_path / "out").rglob("*.rpm")
     argv = ["rpm", "-qp", "--nosignature", "--qf", "%{BUILDHOST} %{URL}\n[%{CHANGELOGNAME}\n]", path]
-    said = subprocess.run(argv, capture_output=True, text=True, check=True)
-    assert said.stdout.startswith("b.example https://b.example/x/\nExample GmbH <a@b.example> - ")
+    output = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert output.stdout.startswith("b.example https://b.example/x/\nExample GmbH <a@b.example> - ")
 
 
 def test_nothing_else_names_one():
@@ -52,8 +52,8 @@ def test_nothing_else_names_one():
 def test_it_writes_the_other_files(other):
     texts = tb.load_script(REPO / "packaging/publisher").texts(publisher.read())
     assert not [path for path, text in texts.items() if "invalid" in re.sub(r"(?m)^#.*", "", text)]
-    said = "\n".join(texts.values())
-    assert "Example GmbH <s@b.example>" in said and "issues: https://b.example/x/itree/issues" in said
+    output = "\n".join(texts.values())
+    assert "Example GmbH <s@b.example>" in output and "issues: https://b.example/x/itree/issues" in output
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,9 @@ def test_its_parts(made):
     for start, end in (("apt/bookworm/itree-storage-server_", ".deb"), ("rpm/itree-release-", ".noarch.rpm"),
                        ("rpm/itree-storage-server-", ".src.rpm"), ("ansible/itree-storage-", ".tar.gz")):  # fmt: skip
         assert [n for n in there if n.startswith(start) and n.endswith(end)], (start, end)
-    said = there["README"].decode()
-    assert "It lacks trixie.\nIt lacks image.\n" in said.replace("\n\n", "\n") and f"only {', '.join(NAMES)}." in said
+    output = there["README"].decode()
+    assert "It lacks trixie.\nIt lacks image.\n" in output.replace("\n\n", "\n")
+    assert f"only {', '.join(NAMES)}." in output
 
 
 def test_advise_runs_without_installing(made, tmp_path):
@@ -104,8 +105,8 @@ def test_the_bill_of_materials(made):
 def test_nothing_else_is_replaced(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mail").write_text("precious")
-    said = release(tmp_path / "out", tmp_path / "packages", *NAMES, ok=False)
-    assert "is no release" in said and (tmp_path / "out" / "mail").read_text() == "precious"
+    output = release(tmp_path / "out", tmp_path / "packages", *NAMES, ok=False)
+    assert "is no release" in output and (tmp_path / "out" / "mail").read_text() == "precious"
 
 
 def test_unknown_package(tmp_path):
@@ -114,5 +115,5 @@ def test_unknown_package(tmp_path):
 
 def test_a_part_without_packages(tmp_path):
     """A builder that is given no name builds everything."""
-    said = release(tmp_path / "out", tmp_path / "packages", "itree-release", ok=False)
-    assert "bookworm: none of itree-release is built for it" in said and not (tmp_path / "packages").exists()
+    output = release(tmp_path / "out", tmp_path / "packages", "itree-release", ok=False)
+    assert "bookworm: none of itree-release is built for it" in output and not (tmp_path / "packages").exists()

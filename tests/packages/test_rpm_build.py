@@ -24,8 +24,8 @@ def names(directory):
 def test_rpmlint(old):
     """Clean, but for what packaging/rpm/rpmlint.toml excuses with a reason."""
     packages = [*sorted((old / "RPMS").glob("*.rpm")), *sorted((old / "SRPMS").glob("*.rpm"))]
-    code, said = roots.call("rpmlint", "-c", RPM / "rpmlint.toml", *packages, ok=None)
-    assert re.search(rf"{len(packages)} packages .* checked; 0 errors, 0 warnings", said) and code == 0, said
+    code, output = roots.call("rpmlint", "-c", RPM / "rpmlint.toml", *packages, ok=None)
+    assert re.search(rf"{len(packages)} packages .* checked; 0 errors, 0 warnings", output) and code == 0, output
 
 
 def test_each_program_has_its_page(old):
@@ -59,9 +59,9 @@ def test_backup_has_the_files_of_any_host(old):
 
 
 def test_scriptlets_touch_no_file_system(old):
-    said = roots.call("rpm", "-qp", "--scripts", "--triggers", *sorted((old / "RPMS").glob("*.rpm")))[1]
-    assert "no file system has been changed" in said
-    assert not re.search(r"mke2fs|tune2fs|e2fsck|mount|grub", said), said
+    output = roots.call("rpm", "-qp", "--scripts", "--triggers", *sorted((old / "RPMS").glob("*.rpm")))[1]
+    assert "no file system has been changed" in output
+    assert not re.search(r"mke2fs|tune2fs|e2fsck|mount|grub", output), output
 
 
 @pytest.fixture

@@ -37,14 +37,14 @@ def install(root):
 
 def clean(root):
     """No scriptlet failed."""
-    assert "scriptlet failed" not in root.said and "Error in" not in root.said, root.said
+    assert "scriptlet failed" not in root.output and "Error in" not in root.output, root.output
 
 
 def test_install_runs_verifies_and_says_what_next(root):
     assert root.installed() == STOCK
-    said = install(root)
+    output = install(root)
     assert root.installed() == ours("0.1")
-    assert "no file system has been changed" in said
+    assert "no file system has been changed" in output
     assert root.rpm("-V", *(n for n in root.installed() if not n.startswith("test-base"))) == ""
     (root.path / "tmp").mkdir(exist_ok=True)
     root.chroot(USE.format(options="-O itree"))
@@ -56,8 +56,8 @@ def test_install_runs_verifies_and_says_what_next(root):
 def test_install_in_one_step(root):
     """Without the swap: dnf says what is in the way, and does it when allowed to."""
     before = root.files()
-    said = root.dnf("install", "itree-storage-server", ok=(1,))
-    assert "conflict" in said and "--allowerasing" in said
+    output = root.dnf("install", "itree-storage-server", ok=(1,))
+    assert "conflict" in output and "--allowerasing" in output
     assert root.installed() == STOCK and root.files() == before
     root.dnf("install", "--allowerasing", "itree-storage-server")
     assert root.installed() == ours("0.1")
@@ -83,8 +83,8 @@ def test_patched_tools_lie_beside_the_distributions(root):
     stock = root.chroot("tar --version; readlink -f /bin/tar")
     install(root)
     (root.path / "tmp").mkdir(exist_ok=True)
-    said = root.chroot(BESIDE)
-    assert "./sub/text" in said and "./a-name-000300" in said
+    output = root.chroot(BESIDE)
+    assert "./sub/text" in output and "./a-name-000300" in output
     one, two = ((root.path / "tmp" / n).read_text() for n in ("one", "two"))
     assert one.replace("/tmp/in", "/tmp/out") == two and "a-name-000300" in two
     assert root.chroot("tar --version; readlink -f /bin/tar") == stock, "the distribution's tar is to stay"
@@ -100,8 +100,8 @@ def test_a_host_that_has_e2scrub(root):
     """The swap takes the distribution's away, and says so; ours can be installed, and goes back the same way."""
     root.dnf("install", "lvm2")
     root.dnf("install", "e2scrub")
-    said = root.dnf("swap", "--allowerasing", "e2fsprogs", "e2fsprogs-itree")
-    assert re.search(r"^ e2scrub +\S+ +1\.47\.0-1", said, re.M), said
+    output = root.dnf("swap", "--allowerasing", "e2fsprogs", "e2fsprogs-itree")
+    assert re.search(r"^ e2scrub +\S+ +1\.47\.0-1", output, re.M), output
     assert not (root.path / "usr" / "sbin" / "e2scrub").exists()
     # lvm2 is there: the meta package brings it back.
     root.dnf("install", "itree-storage-server")

@@ -17,8 +17,8 @@ def refused(root, pattern, *args):
     """The installation fails, says so in these words, and changes nothing."""
     __tracebackhide__ = True
     packages, files = root.installed(), root.files()
-    said = root.dnf(*(args or INSTALL), ok=(1,))
-    assert re.search(pattern, said), said
+    output = root.dnf(*(args or INSTALL), ok=(1,))
+    assert re.search(pattern, output), output
     assert root.installed() == packages, "something was installed"
     assert root.files() == files, "files were changed"
 
@@ -109,11 +109,11 @@ def test_full_disk(work, base, old):
 
 
 def test_builder_refuses(work):
-    said = build(work / "bad", "0.1", "srpm", "--key", work / "no-such-key", expect=1)
-    assert "no-such-key: no such file" in said
+    output = build(work / "bad", "0.1", "srpm", "--key", work / "no-such-key", expect=1)
+    assert "no-such-key: no such file" in output
     (work / "no-key").write_text("this is no key\n")
-    said = build(work / "bad", "0.1", "srpm", "--key", work / "no-key", expect=1)
-    assert "no-key" in said
+    output = build(work / "bad", "0.1", "srpm", "--key", work / "no-key", expect=1)
+    assert "no-key" in output
     assert "there is no package nonsense" in build(work / "bad", "0.1", "srpm", "nonsense", expect=2)
     assert not (work / "bad" / "SRPMS").exists()
     assert (REPO / "packaging" / "rpm" / "build").stat().st_mode & 0o111
@@ -134,6 +134,6 @@ def test_an_option_that_is_not_there_stops_the_kernel(tmp_path):
     asked.write_text("CONFIG_EXT4_FS=y\n# CONFIG_KUNIT is not set\n")
     roots.call(configure, "--check", tmp_path, asked)
     asked.write_text("CONFIG_EXT4_FS=m\nCONFIG_EXT5_FS=y\n# CONFIG_MODULES is not set\n")
-    said = roots.call(configure, "--check", tmp_path, asked, ok=(1,))[1]
-    assert "CONFIG_EXT4_FS: wanted m (asked.config), got y" in said, said
-    assert "CONFIG_EXT5_FS: wanted y" in said and "CONFIG_MODULES: wanted is not set" in said, said
+    output = roots.call(configure, "--check", tmp_path, asked, ok=(1,))[1]
+    assert "CONFIG_EXT4_FS: wanted m (asked.config), got y" in output, output
+    assert "CONFIG_EXT5_FS: wanted y" in output and "CONFIG_MODULES: wanted is not set" in output, output

@@ -131,10 +131,10 @@ def test_to_our_packages_of_13(bookworm, repos, tmp_path):
     argv = firmware.command(tmp_path / kernel.name, "1G", f"file:{tmp_path}/console", [disk], None, cache="unsafe",
                             more=more)  # fmt: skip
     subprocess.run([str(a) for a in argv], check=True, timeout=900, stdin=subprocess.DEVNULL)
-    said = (tmp_path / "console").read_text(errors="replace")
+    output = (tmp_path / "console").read_text(errors="replace")
     # e2fsck sums up what it went through; without -f it would have said "clean".
-    assert "fsck.ext4 -f" in said and re.search(r"/dev/vda: \d+/\d+ files", said), said[-6000:]
-    assert "host: root is ext4 rw" in said, said[-6000:]
+    assert "fsck.ext4 -f" in output and re.search(r"/dev/vda: \d+/\d+ files", output), output[-6000:]
+    assert "host: root is ext4 rw" in output, output[-6000:]
 
 
 def test_with_our_repository_as_it_was(bookworm, tmp_path):

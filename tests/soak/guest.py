@@ -251,7 +251,7 @@ def main() -> int:
         (top / "fsstress").mkdir(exist_ok=True)
         argv = ["timeout", str(seconds), extra[0], "-d", top / "fsstress", "-n", "100000000", "-p", "2"]
         stress = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    told = [out.get() for _ in crew]
+    results = [out.get() for _ in crew]
     for process in crew:
         process.join()
     if stress:
@@ -259,7 +259,7 @@ def main() -> int:
         # Its children may be in the middle of something.
         while subprocess.run(["pkill", "-KILL", "fsstress"], check=False).returncode == 0:
             time.sleep(0.2)
-    print(json.dumps({"counts": {n: c for n, c, _ in told}, "wrong": {n: w for n, _, w in told if w}}))
+    print(json.dumps({"counts": {n: c for n, c, _ in results}, "wrong": {n: w for n, _, w in results if w}}))
     return 0
 
 

@@ -107,8 +107,8 @@ def test_what_does_not_exist_is_named(words):
     """The message has the program, the object, and the reason in words: not Python's number of the error."""
     name, *arguments = words.split()
     res = call(name, *arguments, ok=(1, 2, 125))
-    said = res.stdout + res.stderr
-    assert re.search(rf"(?m)^{re.escape(pathlib.Path(name).name)}|^{re.escape(name)}", said), said
-    assert "nonexistent" in said and not re.search(r"Traceback|\[Errno", said), said
+    output = res.stdout + res.stderr
+    assert re.search(rf"(?m)^{re.escape(pathlib.Path(name).name)}|^{re.escape(name)}", output), output
+    assert "nonexistent" in output and not re.search(r"Traceback|\[Errno", output), output
     # A name that the program does not know is wrong usage; a file that is not there need not be.
-    assert res.returncode == 2 or "/nonexistent" in words, said
+    assert res.returncode == 2 or "/nonexistent" in words, output

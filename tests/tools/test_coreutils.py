@@ -301,9 +301,9 @@ def test_cp_errors(ext4):
         os.chmod(top / "f7", 0o644)
         forget(top)
         second = run(program, "-r", "wrong", "wrong/into", ok=False, cwd=ext4)
-        said = (first.stderr + second.stderr).replace(str(program), "cp")
+        output = (first.stderr + second.stderr).replace(str(program), "cp")
         assert set(os.listdir(top / "into")) >= {f"f{n}" for n in range(30)} or program == stock("cp")
-        results.append((first.returncode, second.returncode, said, sorted((n, w[-2]) for n, w in copy.items())))
+        results.append((first.returncode, second.returncode, output, sorted((n, w[-2]) for n, w in copy.items())))
         shutil.rmtree(top)
         shutil.rmtree(ext4 / "copy")
     assert results[0] == results[1]

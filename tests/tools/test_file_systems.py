@@ -73,5 +73,5 @@ def test_trees_are_equal_on_itree(tmp_path, other):
     for name in ways:
         assert f"{len(roundtrip.TOOLS)} copies" in report.output(name)
     # Each way has made its source on another volume, and left it there.
-    told = run(lab.E2FS / "debugfs", "-R", "itree_stat /source/top/many", images[0])
-    assert "Keys: 5000" in told, told
+    result = run(lab.E2FS / "debugfs", "-R", "itree_stat /source/top/many", images[0])
+    assert "Keys: 5000" in result, result

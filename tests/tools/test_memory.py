@@ -16,20 +16,20 @@ def figures(tmp_path, *argv, **kwargs):
     return json.loads(out.read_text())["works"]
 
 
-def more(told):
-    return told["patched"]["kib"] - told["unpatched"]["kib"]
+def more(result):
+    return result["patched"]["kib"] - result["unpatched"]["kib"]
 
 
 def test_two_hundred_thousand_names(ext4, tmp_path):
     """Sorting takes what it is allowed to, and no more when that is less."""
     argv = ["--entries", 200_000, "--against", "off", "--in", ext4]
     works = "tar,tar-disk,rsync-list"
-    told = figures(tmp_path, *argv, "--work", works, env={"DISKORDER_MEMORY": "32"})
-    assert set(told) == set(works.split(","))
-    for work, took in told.items():
+    result = figures(tmp_path, *argv, "--work", works, env={"DISKORDER_MEMORY": "32"})
+    assert set(result) == set(works.split(","))
+    for work, took in result.items():
         assert more(took) <= 64 * MIB, work
     # The names, 64 bytes each as they are kept: so it did sort.
-    assert more(told["tar"]) > 4 * MIB
+    assert more(result["tar"]) > 4 * MIB
     little = figures(tmp_path, *argv, "--work", "tar", env={"DISKORDER_MEMORY": "2"})["tar"]
     assert more(little) < 4 * MIB
 
@@ -41,6 +41,6 @@ def test_five_million_names(tmp_path):
         pytest.skip("needs root to mount an image")
     run(HERE / "build", "tar", "rsync", "coreutils", timeout=1500)
     run(HERE / "build", "--pristine", "tar", "rsync", "coreutils", timeout=1500)
-    told = figures(tmp_path, timeout=5400)
+    result = figures(tmp_path, timeout=5400)
     for work in ("tar", "tar-disk", "rsync", "rsync-list", "cp", "ls"):
-        assert more(told[work]) <= 64 * MIB, work
+        assert more(result[work]) <= 64 * MIB, work

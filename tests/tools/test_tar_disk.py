@@ -381,11 +381,11 @@ def test_read_only_directories_take_no_memory(tar, work, tmp_path):
         (work / "s" / f"{number}").mkdir(mode=0o555)
     peak = {}
     for order in ("auto", "disk"):
-        told = tmp_path / order
+        result = tmp_path / order
         # Near the end: a header is a block, and a record has 20.
-        action = f"--checkpoint-action=exec=cat /proc/$PPID/status >{told}"
+        action = f"--checkpoint-action=exec=cat /proc/$PPID/status >{result}"
         run(tar, f"--sort={order}", "--checkpoint=990", action, "-cf", tmp_path / "a.tar", "-C", work, "s")
-        peak[order] = int(told.read_text().split("VmHWM:")[1].split()[0])
+        peak[order] = int(result.read_text().split("VmHWM:")[1].split()[0])
     assert peak["disk"] - peak["auto"] < 2048
 
 
@@ -433,9 +433,9 @@ def changed_meanwhile(tar, work, tmp_path, what):
 
 @pytest.mark.parametrize("what", ["touch a/new", "chmod 700 a"])
 def test_directory_changes_while_files_wait(tar, work, tmp_path, what):
-    code, said = changed_meanwhile(tar, work, tmp_path, what)
+    code, output = changed_meanwhile(tar, work, tmp_path, what)
     assert code == 1
-    assert [line.split(": ", 1)[1] for line in said] == ["s/a/: file changed as we read it"]
+    assert [line.split(": ", 1)[1] for line in output] == ["s/a/: file changed as we read it"]
 
 
 def test_directory_does_not_change(tar, work, tmp_path):
@@ -447,8 +447,9 @@ def test_file_replaced_after_it_was_read_ahead(tar, work, tmp_path):
     new = work / "new"
     new.write_text("later\n" * 700)
     where = work / "s" / "b"
-    code, said = changed_meanwhile(tar, work, tmp_path, f"for f in {where}/f*; do cp {new} $f.new; mv $f.new $f; done")
-    assert code == 1 and said
+    command = f"for f in {where}/f*; do cp {new} $f.new; mv $f.new $f; done"
+    code, output = changed_meanwhile(tar, work, tmp_path, command)
+    assert code == 1 and output
     with tarfile.open(tmp_path / "a.tar") as archive:
         stored = [archive.extractfile(m).read() for m in archive if m.isreg() and m.name.startswith("s/b/")]
     assert len(stored) == 40

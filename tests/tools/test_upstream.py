@@ -37,7 +37,7 @@ def test_reads_what_the_suites_print(check):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "known", "broken", "told"),
+    ("before", "after", "known", "broken", "result"),
     [
         ("PASS", "PASS", (), False, ""),
         ("PASS", "FAIL", (), True, "patched FAIL"),
@@ -50,10 +50,10 @@ def test_reads_what_the_suites_print(check):
         ("SKIP", "PASS", (), False, "patched PASS"),
     ],
 )
-def test_compares(check, before, after, known, broken, told):
+def test_compares(check, before, after, known, broken, result):
     sides = [{"b 2": "PASS"} | ({"a 1": status} if status else {}) for status in (before, after)]
     lines, worse = check.compare("tar", *sides, set(known))
-    assert worse == broken and told in "".join(lines) and bool(lines) == bool(told)
+    assert worse == broken and result in "".join(lines) and bool(lines) == bool(result)
 
 
 @pytest.mark.skipif(not os.environ.get("ITREE_FULL"), reason="the suites take half an hour: ITREE_FULL=1")

@@ -313,7 +313,7 @@ def _kill_group(proc):
     proc.wait()
 
 
-def _wait(proc: subprocess.Popen, timeout: float, overdue, said) -> bool:
+def _wait(proc: subprocess.Popen, timeout: float, overdue, output) -> bool:
     """Wait for a machine to end, and clean up. True if it was killed because of its time limit.
 
     overdue, if any, is called every two seconds with the command's output so far, from said().
@@ -324,7 +324,7 @@ def _wait(proc: subprocess.Popen, timeout: float, overdue, said) -> bool:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 proc.wait(timeout=max(0.0, min(2.0, end - time.monotonic())))
                 return False
-            if overdue and overdue(said()):
+            if overdue and overdue(output()):
                 return True
     finally:
         _kill_group(proc)
@@ -369,7 +369,7 @@ def _run_uml(
 ) -> Result:  # fmt: skip
     """run() for a kernel that is a program of this host; the command's output appears when it has ended."""
 
-    def said(name: str) -> str:
+    def output(name: str) -> str:
         path = run_dir / name
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -384,9 +384,9 @@ def _run_uml(
             argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, cwd=run_dir, start_new_session=True,
             env={**os.environ, "TMPDIR": tmp},
         )  # fmt: skip
-        timed_out = _wait(proc, timeout, overdue, lambda: said("stdout"))
+        timed_out = _wait(proc, timeout, overdue, lambda: output("stdout"))
     text = log.read_text(errors="replace")
-    stdout, stderr = said("stdout"), said("stderr")
+    stdout, stderr = output("stdout"), output("stderr")
     if stream:
         sys.stdout.write(stdout)
         sys.stderr.write(stderr)

@@ -284,9 +284,9 @@ class Walk:
 
     def made(self, answer, given):
         _, prefix, length, where = given
-        _, count, said = answer.split(" ", 2)
-        if said and not NO_ROOM.search(said):
-            raise Failure(f"{given[0]}: {said}")
+        _, count, output = answer.split(" ", 2)
+        if output and not NO_ROOM.search(output):
+            raise Failure(f"{given[0]}: {output}")
         node = self.model.get("/common")
         for n in range(int(count)):
             self.model.add(f"{where}/{f'{prefix}{n:06}'.ljust(length, 'n')}", node)
@@ -377,8 +377,8 @@ class Walk:
         if len(parts) != len(script):
             raise Failure(f"debugfs: {len(parts)} answers to {len(script)} commands\n{out[-1500:]}")
         for op, part in zip(ops, parts, strict=True):
-            said = [ln for ln in part.splitlines()[1:] if ln and not ln.startswith("Allocated inode")]
-            self.done(op, "\n".join(said))
+            output = [ln for ln in part.splitlines()[1:] if ln and not ln.startswith("Allocated inode")]
+            self.done(op, "\n".join(output))
 
     def by_debugfs_trees(self):
         where = self.rng.choice(("/big", "/side"))
@@ -438,21 +438,21 @@ class Walk:
         top = self.folder / f"walk-{self.seed}.mnt"
         top.mkdir(exist_ok=True)
         argv = [tool("fuse2fs"), self.image, top, "-f", "-o", "fakeroot"]
-        with open(self.folder / f"walk-{self.seed}.fuse", "w+") as said:
-            proc = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=configs.environ())
+        with open(self.folder / f"walk-{self.seed}.fuse", "w+") as output:
+            proc = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=configs.environ())
             try:
                 for _ in range(2000):
                     if os.path.ismount(top) or proc.poll() is not None:
                         break
                     time.sleep(0.01)
                 if not os.path.ismount(top):
-                    said.seek(0)
-                    raise Failure(f"fuse2fs does not mount: {said.read()[-500:]}")
+                    output.seek(0)
+                    raise Failure(f"fuse2fs does not mount: {output.read()[-500:]}")
                 self.by_mount("fuse2fs", top)
                 subprocess.run(["umount", top], check=True)
                 if proc.wait(timeout=60):
-                    said.seek(0)
-                    raise Failure(f"fuse2fs: exit code {proc.returncode}\n{said.read()[-800:]}")
+                    output.seek(0)
+                    raise Failure(f"fuse2fs: exit code {proc.returncode}\n{output.read()[-800:]}")
             finally:
                 if os.path.ismount(top):
                     subprocess.run(["umount", "-l", top], check=False)

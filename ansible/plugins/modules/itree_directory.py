@@ -203,10 +203,10 @@ def command(module, path):
     return [*argv, "--", path]
 
 
-def lacking(path, number, said):
+def lacking(path, number, output):
     """Which of kernel and file system lacks the feature."""
-    if "cannot pack" in said:
-        return f"{path}: {said}"
+    if "cannot pack" in output:
+        return f"{path}: {output}"
     known, advice = ext4.feature()
     if number == 95:  # EOPNOTSUPP
         return (
@@ -215,24 +215,24 @@ def lacking(path, number, said):
         )
     if not known:
         return f"{path}: {advice}"
-    return f"{path}: not on ext4 ({said or 'e4itree said no more'})"
+    return f"{path}: not on ext4 ({output or 'e4itree said no more'})"
 
 
 def once(module, path):
     """Run e4itree on one directory; its record, with `error` if it is not good."""
     env = {"LC_ALL": "C", "LANGUAGE": "C"}
     code, out, err = module.run_command(command(module, path), encoding=None, environ_update=env)
-    said = err.decode(errors="replace").strip()
+    output = err.decode(errors="replace").strip()
     record = {}
     for line in out.splitlines():
         try:
             data = json.loads(line.decode("utf-8", "surrogateescape"))
         except ValueError:
-            module.fail_json(msg=f"{path}: e4itree wrote what is not JSON: {line[:200]!r}", rc=code, stderr=said)
+            module.fail_json(msg=f"{path}: e4itree wrote what is not JSON: {line[:200]!r}", rc=code, stderr=output)
         if "summary" not in data and not record:
             record = data
     if code == EXIT_LACKING or record.get("result") == "lacking":
-        raise Lacking(lacking(path, record.get("errno"), said))
+        raise Lacking(lacking(path, record.get("errno"), output))
     result = record.get("result")
     if code == 0 and result in GOOD[module.params["state"]]:
         return record
@@ -242,7 +242,7 @@ def once(module, path):
         error = f"{record.get('missing')} names have no key in the tree, {record.get('extra')} keys have no name"
     else:
         prefix = f"e4itree: {path}: "
-        error = said[len(prefix) :] if said.startswith(prefix) else said
+        error = output[len(prefix) :] if output.startswith(prefix) else output
         error = error or f"e4itree ended with exit code {code} and told nothing"
     if result in ("bad", "differs"):
         error += "; rebuild it (state: built, force: true), or unmount the volume and run e2fsck -f"

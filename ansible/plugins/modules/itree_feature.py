@@ -133,8 +133,8 @@ class Feature:
         known, advice = ext4.feature()
         if self.want and self.module.params["require_kernel"] and not known:
             self.fail(advice)
-        _code, said = self.run(self.tool("debugfs"), "-R", "supported_features itree")
-        if "Supported feature: itree" not in said:
+        _code, output = self.run(self.tool("debugfs"), "-R", "supported_features itree")
+        if "Supported feature: itree" not in output:
             self.fail(
                 "the e2fsprogs here do not know the itree feature; install those of the itree repository (role "
                 "itree.storage.packages)"
@@ -166,21 +166,21 @@ class Feature:
         if self.module.check_mode and self.volume.super.incompat & ext4.INCOMPAT_RECOVER:
             self.module.warn(f"{self.device}: its journal has to be replayed first; not checked in check mode")
             return
-        code, said = self.run(self.tool("e2fsck"), "-f", "-n" if self.module.check_mode else "-p", self.device)
-        self.answer.update(checked=True, repaired=code == FSCK_FIXED and not self.module.check_mode, fsck=said)
+        code, output = self.run(self.tool("e2fsck"), "-f", "-n" if self.module.check_mode else "-p", self.device)
+        self.answer.update(checked=True, repaired=code == FSCK_FIXED and not self.module.check_mode, fsck=output)
         if code and not self.answer["repaired"]:
             self.fail(
                 f"e2fsck ended with exit code {code}, and the feature was left as it is. Run e2fsck -f on it by hand, "
-                f"unmounted, with a backup at hand. It said: {said[-2000:]}"
+                f"unmounted, with a backup at hand. It said: {output[-2000:]}"
             )
 
     def change(self):
         words = "itree" if self.want else "^itree"
-        code, said = self.run(self.tool("tune2fs"), "-O", words, self.device)
+        code, output = self.run(self.tool("tune2fs"), "-O", words, self.device)
         if code:
-            self.fail(f"tune2fs -O {words} ended with exit code {code}: {said}")
+            self.fail(f"tune2fs -O {words} ended with exit code {code}: {output}")
         if ext4.Superblock(self.device).itree != self.want:
-            self.fail(f"tune2fs -O {words} ended well, and the superblock is as it was: {said}")
+            self.fail(f"tune2fs -O {words} ended well, and the superblock is as it was: {output}")
 
 
 def main():

@@ -79,12 +79,12 @@ def removed_of(g: Guest, d: str, names: list[str], buf: int) -> list[str]:
     """The names that are left."""
     rng, other = random.Random(buf), g.path("other")
     gone: set[str] = set()
-    ghosts = told = 0
+    ghosts = checked = 0
 
     def change(seen: list[str]) -> None:
-        nonlocal ghosts, told
-        ghosts += len(gone & set(seen[told:]))
-        told = len(seen)
+        nonlocal ghosts, checked
+        ghosts += len(gone & set(seen[checked:]))
+        checked = len(seen)
         left = sorted(set(names) - set(seen) - gone)
         for number, name in enumerate(rng.sample(left, min(40, len(left)))):
             gone.add(name)
@@ -142,21 +142,21 @@ def renamed(g: Guest) -> None:
     """A name renamed to one with the same hash, and so with the same key, gets no dentry of the inode it had."""
     d, pairs = fill_pairs(g)
     before = {old for old, _new in pairs}
-    calls = told = renames = 0
+    calls = checked = renames = 0
     wrong: list[str] = []
 
     def change(seen: list[str]) -> None:
-        nonlocal calls, told, renames
+        nonlocal calls, checked, renames
         calls += 1
         if calls == 8:  # the reader looks at inodes, and its window has all names
             for old, new in pairs:
                 renames += old not in seen
                 os.rename(os.path.join(d, old), os.path.join(d, new))
-        for name in seen[told:]:
+        for name in seen[checked:]:
             with contextlib.suppress(FileNotFoundError):
                 os.lstat(os.path.join(d, name))
                 wrong.extend([name] if renames and name in before else [])
-        told = len(seen)
+        checked = len(seen)
 
     listing(g, d, 8192, change)
     g.want(renames > 100, f"only {renames} names were renamed ahead of the reader")

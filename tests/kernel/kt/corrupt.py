@@ -75,9 +75,9 @@ def damage(kind: str, data: bytearray, rng: int) -> None:
 def want_told(g: Guest, ino: int) -> None:
     """Check that the log names the directory but has no ext4 error, which would trigger errors=."""
     log = g.log()
-    told = re.findall(r"EXT4-fs warning .* itree block .*", log)
-    g.want(bool(told), "nothing in the kernel log")
-    g.want(not told or any(f"inode #{ino}:" in x for x in told), f"no line names inode {ino}: {told[:3]}")
+    lines = re.findall(r"EXT4-fs warning .* itree block .*", log)
+    g.want(bool(lines), "nothing in the kernel log")
+    g.want(not lines or any(f"inode #{ino}:" in x for x in lines), f"no line names inode {ino}: {lines[:3]}")
     g.want("EXT4-fs error" not in log, "an error in the kernel log: " + log[-300:])
 
 

@@ -373,8 +373,8 @@ def leaks(last: bool) -> list[str]:
         KMEMLEAK.write_text("clear\n")
     except OSError as err:
         return [f"kmemleak has given up: {err}"]
-    told = [x for x in found.split("unreferenced object")[1:] if not OF_BOOT.search(x)]
-    return [f"kmemleak, in this case or one before it: {x[:900]}" for x in told]
+    ours = [x for x in found.split("unreferenced object")[1:] if not OF_BOOT.search(x)]
+    return [f"kmemleak, in this case or one before it: {x[:900]}" for x in ours]
 
 
 def run_case(case: registry.Case, job: dict, disk: str, last_of_machine: bool) -> None:

@@ -33,8 +33,8 @@ def cold(g: Guest) -> None:
 
 def read_so_far(g: Guest) -> tuple[int, int]:
     """Requests and sectors that have been read of the disk."""
-    told = pathlib.Path("/sys/block", g.disk, "stat").read_text().split()
-    return int(told[0]), int(told[2])
+    fields = pathlib.Path("/sys/block", g.disk, "stat").read_text().split()
+    return int(fields[0]), int(fields[2])
 
 
 def read_since(g: Guest, before: tuple[int, int]) -> tuple[int, int]:
@@ -106,10 +106,10 @@ def grown_tree(g: Guest) -> None:
 def _read(path: str, *advices: int) -> bytes:
     fd = os.open(path, os.O_RDONLY)
     try:
-        told = os.read(fd, 4096)
+        result = os.read(fd, 4096)
         for advice in advices:
             os.posix_fadvise(fd, 0, 0, advice)
-        return told
+        return result
     finally:
         os.close(fd)
 
@@ -282,18 +282,18 @@ def windows(g: Guest) -> None:
         group.mkdir()
         with multiprocessing.get_context("fork").Pool(1) as pool:
             # A reader that is killed for want of memory never answers.
-            told = pool.apply_async(half_read, (g, group))
+            result = pool.apply_async(half_read, (g, group))
             try:
-                told = told.get(timeout=g.case.limit)
+                result = result.get(timeout=g.case.limit)
             except multiprocessing.TimeoutError:
-                told = {}
+                result = {}
         cgroups.want_alive(g, group)
-    if g.want(bool(told), "the readers have not come to their end"):
-        g.stats |= told
+    if g.want(bool(result), "the readers have not come to their end"):
+        g.stats |= result
         most = 65536 * g.p["readers"]
-        g.want(told["held"] > most, f"the readers hold {told['held']} bytes: no window has become large")
-        g.want(told["kept"] < most, f"{g.p['readers']} readers keep {told['kept']} bytes, though they are reclaimed")
-        g.equal((told["names"], told["returned"], told["wrong"]), (g.p["n"], g.p["n"], 0), "names")
+        g.want(result["held"] > most, f"the readers hold {result['held']} bytes: no window has become large")
+        g.want(result["kept"] < most, f"readers keep {result['kept']} bytes, though they are reclaimed")
+        g.equal((result["names"], result["returned"], result["wrong"]), (g.p["n"], g.p["n"], 0), "names")
 
 
 case("reader-windows", "scans", {"n": 12000, "readers": 4}, mkfs=("-b", "4096", "-N", "20000"), cost=8)(windows)

@@ -314,8 +314,8 @@ def project(g: Guest) -> None:
     g.run("chattr", "-p", "7", "+P", g.path("d"))
     want = fill(g, g.path("d"), 3000)
     held = sum(length for _, _, length in g.segment(g.path("d"))) // 1024
-    told = g.run("repquota", "-P", "-v", g.mnt).stdout
-    row = next((line.split() for line in told.splitlines() if line.startswith("#7")), None)
+    quotas = g.run("repquota", "-P", "-v", g.mnt).stdout
+    row = next((line.split() for line in quotas.splitlines() if line.startswith("#7")), None)
     used = int(row[2]) if row else -1
     g.equal(used, os.stat(g.path("d")).st_blocks // 2, f"KiB of the project, of which the tree has {held}")
     g.run("setquota", "-P", "7", "0", str(used + 12), "0", "0", g.mnt)

@@ -60,9 +60,9 @@ def rehashed_blocks(g: Guest, name: str = "d") -> int:
     g.umount()
     copy = g.copy_frozen()
     g.run(g.tool("e2fsck"), "-fyD", copy, check=False, timeout=g.case.limit)
-    told = g.run(g.tool("debugfs"), "-R", f"stat /{name}", copy).stdout
+    result = g.run(g.tool("debugfs"), "-R", f"stat /{name}", copy).stdout
     copy.unlink()
-    size = int(told.split("Size:")[1].split()[0])
+    size = int(result.split("Size:")[1].split()[0])
     return size // g.p["bs"]
 
 
@@ -435,17 +435,17 @@ def tool(g: Guest) -> None:
     g.want("less than a quarter" in e4itree(g, "pack", d).stdout, "a full directory is packed")
     left = thin(d, names, 0.95)
     before, tree = g.dir_blocks(d), len(g.tree_blocks(d))
-    told = json.loads(e4itree(g, "pack", "-n", "--json", d).stdout.splitlines()[0])
-    g.equal(told["result"], "would-pack", "result of a dry run")
-    g.equal((told["dir_blocks_before"], g.dir_blocks(d)), (before, before), "blocks after a dry run")
+    result = json.loads(e4itree(g, "pack", "-n", "--json", d).stdout.splitlines()[0])
+    g.equal(result["result"], "would-pack", "result of a dry run")
+    g.equal((result["dir_blocks_before"], g.dir_blocks(d)), (before, before), "blocks after a dry run")
     if g.has_tree(d):
-        said = json.loads(e4itree(g, "stat", "--json", d).stdout.splitlines()[0])
-        g.want(abs(said["packed_blocks"] - told["dir_blocks"]) <= 3, f"stat says {said}, pack -n {told}")
+        output = json.loads(e4itree(g, "stat", "--json", d).stdout.splitlines()[0])
+        g.want(abs(output["packed_blocks"] - result["dir_blocks"]) <= 3, f"stat says {output}, pack -n {result}")
     done = json.loads(e4itree(g, "pack", "--pace", "50", "--json", d).stdout.splitlines()[0])
     after, small = g.dir_blocks(d), len(g.tree_blocks(d))
     g.equal((done["result"], done["dir_blocks"]), ("packed", after), "what pack tells")
     g.want(done["tree_blocks"] <= small, f"pack tells of {done['tree_blocks']} blocks of the tree, it has {small}")
-    g.want(told["dir_blocks"] * 0.7 <= after <= told["dir_blocks"] * 1.3, f"{after} blocks, pack -n told {told}")
+    g.want(result["dir_blocks"] * 0.7 <= after <= result["dir_blocks"] * 1.3, f"{after} blocks, pack -n told {result}")
     g.want(after * 8 < before, f"{after} blocks of {before}")
     if tree:
         g.want(small * 4 < tree, f"{small} blocks of the tree of {tree}")

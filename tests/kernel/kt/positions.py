@@ -181,9 +181,9 @@ def nfs_sweep(g: Guest) -> None:
         g.remount("noitree")
         stock = over_nfs("3")
         g.stats |= {"local": local, "nfs3": three, "nfs4": four, "noitree": stock}
-        said = f"requests over NFS 3 {three}, 4.2 {four}, noitree {stock}, local {local}"
+        summary = f"requests over NFS 3 {three}, 4.2 {four}, noitree {stock}, local {local}"
         # The first replies come before the kernel knows that the reader needs inodes.
-        g.want(max(three, four) <= 1.5 * local + 64 and max(three, four) < 0.75 * stock, said)
+        g.want(max(three, four) <= 1.5 * local + 64 and max(three, four) < 0.75 * stock, summary)
     finally:
         server.stop()
 

@@ -71,8 +71,8 @@ def check(g: Guest, who: str) -> None:
     """Check while unmounted: e2fsck finds no error, and the tree is there and exact."""
     before = len(g.fails)
     g.fsck()
-    said = debugfs(g, "itree_verify /d", write=False)
-    g.want("clean" in said, f"after {who}: itree_verify says {said[:200]!r}")
+    output = debugfs(g, "itree_verify /d", write=False)
+    g.want("clean" in output, f"after {who}: itree_verify says {output[:200]!r}")
     if len(g.fails) > before:
         raise Failed(f"the file system is not as {who} should have left it")
 

@@ -68,10 +68,10 @@ class Patience:
         self.seen, self.since, self.limit = 0, time.monotonic(), START_LIMIT * factor
 
     def __call__(self, text: str) -> bool:
-        said = [found for line in text.splitlines() if (found := _said(line)) and found.keys() & {"begin", "end"}]
-        if len(said) > self.seen:
-            self.seen, self.since = len(said), time.monotonic()
-            self.limit = self.limits.get(said[-1].get("begin"), self.limit)
+        events = [found for line in text.splitlines() if (found := _said(line)) and found.keys() & {"begin", "end"}]
+        if len(events) > self.seen:
+            self.seen, self.since = len(events), time.monotonic()
+            self.limit = self.limits.get(events[-1].get("begin"), self.limit)
         return time.monotonic() - self.since > self.limit
 
 

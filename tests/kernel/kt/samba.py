@@ -61,8 +61,8 @@ class Samba:
                 break
             time.sleep(0.5)  # smbd does not listen yet
         log = self.chroot.within("/run/samba/log")
-        said = log.read_text(errors="replace") if log.exists() else ""
-        raise Failed(f"smbclient: {done.stdout}{done.stderr}\n{said}")
+        output = log.read_text(errors="replace") if log.exists() else ""
+        raise Failed(f"smbclient: {done.stdout}{done.stderr}\n{output}")
 
     def stop(self) -> None:
         self.chroot.close()

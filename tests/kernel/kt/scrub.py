@@ -66,11 +66,11 @@ def installed(g: Guest):
 def scrub(g: Guest, want: int, words: str) -> str:
     """Run e2scrub; return its exit code and a line of its output; check that no snapshot is left."""
     res = g.run(g.tool("e2scrub"), g.mnt, check=False, timeout=300)
-    said = res.stdout + res.stderr
-    g.equal(res.returncode, want, f"exit code of e2scrub, which says {said[-700:]!r}")
-    g.want(words in said, f"e2scrub does not say {words!r} but {said[-700:]!r}")
+    output = res.stdout + res.stderr
+    g.equal(res.returncode, want, f"exit code of e2scrub, which says {output[-700:]!r}")
+    g.want(words in output, f"e2scrub does not say {words!r} but {output[-700:]!r}")
     g.equal(g.run("lvs", "--noheadings", "-o", "lv_name", GROUP).stdout.split(), [VOLUME], "logical volumes left")
-    return said
+    return output
 
 
 def state(g: Guest) -> str:
@@ -132,8 +132,8 @@ def e2scrub(g: Guest) -> None:
         for damage in ("itree_poke /d 1 16 0b000000", "itree_poke -c /d 1 40 ffff"):
             g.run(g.tool("debugfs"), "-w", "-R", damage, g.dev)
             g.mount()
-            said = scrub(g, 6, "Scrub FAILED due to corruption")
-            g.want("tree of directory inode" in said, f"nothing of a tree in {said[-700:]!r}")
+            output = scrub(g, 6, "Scrub FAILED due to corruption")
+            g.want("tree of directory inode" in output, f"nothing of a tree in {output[-700:]!r}")
             g.want("error" in state(g), f"state after a scrub that failed: {state(g)}")
             g.umount()
             # As it asks: what e2fsck did to the snapshot, it does to the volume.

@@ -133,8 +133,8 @@ class Ganesha(Server):
             if self.daemon.poll() is not None:
                 break
             time.sleep(0.5)
-        said = log.read_text(errors="replace") if log.exists() else self.chroot.within("/run/ganesha.out").read_text()
-        raise Failed(f"nfs-ganesha does not start:\n{said[-3000:]}")
+        output = log.read_text(errors="replace") if log.exists() else self.chroot.within("/run/ganesha.out").read_text()
+        raise Failed(f"nfs-ganesha does not start:\n{output[-3000:]}")
 
     def stored(self, name: str) -> list[str]:
         """Where a directory of the clients lies on the volume."""

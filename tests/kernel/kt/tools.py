@@ -19,8 +19,8 @@ EXTENT = re.compile(r" *\d+: +(\d+)\.\. *(\d+): +(\d+)\.\. *(\d+): +(\d+): +(?:(
 
 def exact(g: Guest, path: str = "/d") -> None:
     """Check while unmounted that the tree is there and matches its directory."""
-    said = debugfs(g, f"itree_verify {path}", write=False)
-    g.want("clean" in said, f"itree_verify {path} says {said[:200]!r}")
+    output = debugfs(g, f"itree_verify {path}", write=False)
+    g.want("clean" in output, f"itree_verify {path} says {output[:200]!r}")
 
 
 def repair(g: Guest, *options: str) -> int:

@@ -65,26 +65,26 @@ def run(base, host, setting, command, limit):
         proc.kill()
         proc.wait()
         reader.join(5)
-    said = [transfer.show(line) for line in bytes(tail).splitlines() if line.strip()][-20:]
-    for line in said:
+    output = [transfer.show(line) for line in bytes(tail).splitlines() if line.strip()][-20:]
+    for line in output:
         print(f"{host.name}: {setting}: {line}", flush=True)
     if code:
-        raise failure(base, host, setting, command, code, said)
+        raise failure(base, host, setting, command, code, output)
 
 
-def failure(base, host, setting, command, code, said):
+def failure(base, host, setting, command, code, output):
     """The BackupError for a command that ended with `code`, or for an ssh that did not get so far."""
-    text = "\n".join(said)
+    text = "\n".join(output)
     if code == 255 and re.search(transfer.STRANGER, text):
-        return transfer.explain(host, code, said)
+        return transfer.explain(host, code, output)
     where = f"{host.name}: [host] {setting}: '{command}'"
     if code == DENIED or (code == 255 and "Permission denied" in text):
         return BackupError(
-            f"{where}: the client does not let us run it: {'; '.join(said[-3:])}. Put this line into its "
+            f"{where}: the client does not let us run it: {'; '.join(output[-3:])}. Put this line into its "
             f"authorized_keys, in place of an older one for the same key:\n{authorized(base, host)}",
             REFUSED,
         )
-    last = "; ".join(said[-3:]) or "it printed nothing"
+    last = "; ".join(output[-3:]) or "it printed nothing"
     if code == 255:
         return BackupError(f"{where}: no connection, or it broke: {last}", CLIENT)
     return BackupError(f"{where} ended with {code} on the client: {last}", FAILED)

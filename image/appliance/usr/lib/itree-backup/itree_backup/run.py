@@ -245,7 +245,7 @@ def watch_fall(store, host, new, last):
                    "allows", {**before, "changed": True})  # fmt: skip
 
 
-def told(found, most=1000):
+def lines_of(found, most=1000):
     """The first of {name: why} as lines for people."""
     return [show(f"{name}: {why}") for name, why in sorted(found.items())[:most]]
 
@@ -307,8 +307,8 @@ def fetch(base, host, store, lock_fd, status, step):
                   "new_bytes": found.bytes,
                   "vanished": len(outcome.vanished) + len(gone), "root": lists_root(host),
                   "free_bytes": free_of(base)[0],
-                  "gaps": len(outcome.gaps), "gap_list": told(outcome.gaps), "left_out": store.left_out(),
-                  "lost_attributes": told({f"{n.removeprefix(f'{dest}/')}: {a}": why
+                  "gaps": len(outcome.gaps), "gap_list": lines_of(outcome.gaps), "left_out": store.left_out(),
+                  "lost_attributes": lines_of({f"{n.removeprefix(f'{dest}/')}: {a}": why
                                            for (n, a), why in outcome.lost.items()})}  # fmt: skip
         last = store.status().get("last_good", "")
         record["kept_share"] = round(kept_share(store.record(last), record), 3)

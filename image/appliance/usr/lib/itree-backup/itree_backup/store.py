@@ -128,7 +128,7 @@ class Store:
         self.prepare()
         fd = os.open(self.meta / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            end, told = time.monotonic() + wait, time.monotonic() + 15
+            end, remind = time.monotonic() + wait, time.monotonic() + 15
             while True:
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -140,8 +140,8 @@ class Store:
                             f"(lock {self.meta}/lock); try again when it has ended",
                             BUSY,
                         ) from None
-                    if time.monotonic() >= told:
-                        told = end
+                    if time.monotonic() >= remind:
+                        remind = end
                         print(f"{self.name}: waiting for another run, prune or verify of this host to end", flush=True)
                     time.sleep(0.1)
             yield fd

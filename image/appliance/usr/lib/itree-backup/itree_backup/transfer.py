@@ -271,10 +271,10 @@ def client_trouble(text):
     return None
 
 
-def explain(host, code, said):
+def explain(host, code, output):
     """The BackupError for rsync's exit code and its last messages."""
-    last = "; ".join(said[-3:]) or "it said nothing"
-    text = "\n".join(said)
+    last = "; ".join(output[-3:]) or "it said nothing"
+    text = "\n".join(output)
     where = f"{host.name} ({host.address})"
     if re.search(STRANGER, text):
         return BackupError(
@@ -407,14 +407,14 @@ def follow(argv, host, store, name, lock_fd, outcome, more):
 
     more: append to the sums that the run has noted already.
     """
-    said, others, twice = [], [], set()
+    output, others, twice = [], [], set()
 
     def on_error(line):
         if not outcome.take(line) and line.startswith(("rsync", "ERROR")):
             others.append(line)
         line = show(line)
-        said.append(line)
-        del said[:-50]
+        output.append(line)
+        del output[:-50]
         print(f"{host.name}: {line}", file=sys.stderr, flush=True)
 
     spool, progress = Spool(store.sums_of(name), "ab" if more else "wb"), Progress(host.name)
@@ -456,6 +456,6 @@ def follow(argv, host, store, name, lock_fd, outcome, more):
     if code not in (0, 24) and not (code == 23 and known):
         if any(FULL_INODE.fullmatch(line) for line in others):
             raise TooManyLinks(f"{host.name}: a file of the last snapshots has as many names as a file can have here")
-        raise explain(host, code, said)
+        raise explain(host, code, output)
     outcome.names = None if outcome.names is None else outcome.names - len(twice)
     return outcome
