@@ -225,7 +225,7 @@ static void collide(size_t count)
 	free(all);
 }
 
-/* Returns 1 if there was an error to be told; the image is kept. */
+/* Returns 1 if there was an error to report; the image is kept. */
 static int htree(const char *path)
 {
 	errcode_t err;

@@ -149,7 +149,7 @@ static void change(int n)
 }
 
 /* Bit n: the log has an error or a warning about the tree of names[n]. */
-static u32 told(const u64 *ino)
+static u32 logged(const u64 *ino)
 {
 	char line[1024], want[32];
 	u32 found = 0;
@@ -174,7 +174,7 @@ static u32 told(const u64 *ino)
 /* A tree that is given up or found bad is in the log, with its directory. */
 static void judge(const u64 *ino)
 {
-	u32 in_log = told(ino);
+	u32 in_log = logged(ino);
 
 	for (u32 n = 0; n < DIRS; n++) {
 		int fd = open_dir(d.dir[n]);
