@@ -619,7 +619,7 @@ def test_bad_files_of_the_first_boot_keep_no_good_one_out(set_up):
 def test_corrected_configuration_counts(set_up):
     (set_up.esp / "itree-backup.conf").write_bytes(b"[volume]\ndirectoy = /srv/backup\n")
     output = set_up(ok=(2,))
-    assert "has no 'directoy'" in output and (set_up.root / ".ssh" / "authorized_keys").exists()
+    assert "unknown key 'directoy'" in output and (set_up.root / ".ssh" / "authorized_keys").exists()
     (set_up.esp / "itree-backup.conf").write_bytes(set_up.good)
     set_up()
 
@@ -642,10 +642,10 @@ def test_one_wrong_host_file_stops_no_other_host(backed):
     appliance, _ = backed
     (appliance.conf / "hosts.d" / "bad.conf").write_text("[host]\npath = /srv\n")
     output = appliance("list", ok=(2,))
-    assert "mx1 " in output and "bad.conf: [host] has no 'path'" in output
+    assert "mx1 " in output and "bad.conf: [host]: unknown key 'path'" in output
     output = appliance("setup", "--no-timers", ok=(2,))
-    assert "hosts: bad, mx1" in output and "bad.conf: [host] has no 'path'" in output
-    assert "bad.conf: [host] has no 'path'" in appliance("status", ok=(1,))
+    assert "hosts: bad, mx1" in output and "bad.conf: [host]: unknown key 'path'" in output
+    assert "bad.conf: [host]: unknown key 'path'" in appliance("status", ok=(1,))
     (appliance.conf / "hosts.d" / "bad.conf").unlink()
     appliance("setup", "--no-timers")
     assert "bad.conf" not in appliance("status")

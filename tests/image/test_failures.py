@@ -467,7 +467,7 @@ def test_told(backed):
     appliance.servers.kill("rsync")
     appliance("run", "mx1", ok=(5,))
     appliance.settings(hook.settings)
-    assert "told by webhook (204)" in appliance("notify", "mx1")
+    assert "sent by webhook (204)" in appliance("notify", "mx1")
     message = hook.got[0]
     assert message["state"] == "client-gone" and message["host"] == "mx1" and "no connection" in message["message"]
     hook.close()

@@ -208,7 +208,7 @@ def test_failure_is_told(booted):
     booted("systemctl stop rsync")
     assert booted.ssh("systemctl start backup@mx1", ok=None)[0] != 0
     # The unit that tells is started when the other has failed, and takes its time.
-    booted("for n in $(seq 100); do journalctl -b -u backup-failure@mx1 -o cat | grep 'told by nobody' && exit; "
+    booted("for n in $(seq 100); do journalctl -b -u backup-failure@mx1 -o cat | grep 'not sent: ' && exit; "
            "sleep 1; done; exit 1")  # fmt: skip
     booted("systemctl start rsync; systemctl reset-failed")
 

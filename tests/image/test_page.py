@@ -194,7 +194,7 @@ def test_what_is_wrong_is_shown(page, mx1, appliance):
     assert "2 damaged" in page.text("/host/mx1") and "etc/file: is not what the client sent" in page.text("/host/mx1")
     assert "Look for it in another snapshot" in page.text(f"/file/mx1/{name}/etc/file", 409)
     (appliance.conf / "hosts.d" / "no good.conf").write_text("")
-    assert "not backed up, because its name" in page.text("/")
+    assert "not backed up, because the file name" in page.text("/")
 
 
 def test_status_and_page_agree(page, mx1, appliance):

@@ -74,8 +74,8 @@ def test_defaults(tmp_path):
 @pytest.mark.parametrize(
     "general, host, output",
     [
-        ("[keep]\ndaly = 5", "", "has no 'daly'"),
-        ("[kep]\n", "", "no section [kep]"),
+        ("[keep]\ndaly = 5", "", "unknown key 'daly'"),
+        ("[kep]\n", "", "unknown section [kep]"),
         ("[keep]\ndaily = many", "", "'many' is not a number from 0"),
         ("[keep]\nlast = 0\ndaily = 0\nweekly = 0\nmonthly = 0", "", "would keep nothing"),
         ("[volume]\ndirectory = backup", "", "not an absolute path"),
@@ -93,7 +93,7 @@ def test_defaults(tmp_path):
         ("", "[host]\npaths = /srv\nuser = a b", "not a user name"),
         ("", "[host]\npaths = /srv\nport = 0", "a number from 1"),
         ("", "[host]\npaths = /srv\ncompress = maybe", "yes or no"),
-        ("", "[host]\npaths = /srv\npath = /srv", "has no 'path'"),
+        ("", "[host]\npaths = /srv\npath = /srv", "unknown key 'path'"),
     ],
 )
 def test_configuration_refused(tmp_path, general, host, output):

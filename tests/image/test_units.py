@@ -213,6 +213,6 @@ def test_setup(tmp_path):
     assert "hosts: mx1, own" in run(*argv)[1]
     assert (conf / "ssh" / "id").read_text() == key
     (creds / "itree-backup.host.bad").write_text("[host]\npath = /srv")
-    assert "has no 'path'" in run(*argv, env=env, ok=(2,))[1]
+    assert "unknown key 'path'" in run(*argv, env=env, ok=(2,))[1]
     (creds / "itree-backup.host...").write_text("[host]\n")
     assert "cannot be the name of a host" in run(*argv, env=env, ok=(2,))[1]

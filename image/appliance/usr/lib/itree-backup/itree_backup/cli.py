@@ -30,7 +30,7 @@ from .errors import BUSY, DAMAGED, USAGE, BackupError, Interrupted
 from .store import Store, stores
 
 EPILOG = """snapshots are named by time (UTC); any unique beginning of a name will do, and `latest` is the
-newest. Exit code: 0 done, 1 failed, 2 wrong usage or configuration, 3 busy, 4 no space, 5 client
+newest good one. Exit code: 0 done, 1 failed, 2 wrong usage or configuration, 3 busy, 4 no space, 5 client
 gone, 6 refused (host key, login), 7 damaged files, 8 interrupted, 9 the client could not give some files. See
 itree-backup(8), itree-backup.conf(5)."""
 
@@ -102,7 +102,7 @@ def parser():
     made = add("lock", "lock young snapshots against removal, unlock old ones ([lock])", host=False)
     made.add_argument("host", metavar="HOST", nargs="?", help="default: all hosts")
     add_wait(made)
-    add("accept", "accept that many names disappeared at once, and let pruning go on")
+    add("accept", "confirm that so many files were meant to vanish or change, and let pruning go on")
     add("discard", "remove what interrupted runs left")
     made = add("status", "show the state of all hosts; exit code 1 if one is not well", host=False)
     made.add_argument("host", metavar="HOST", nargs="?")
@@ -373,7 +373,7 @@ def cmd_setup(conf, args):
         wrong.append(str(err))
     setup.note_problems(conf, wrong)
     if wrong:
-        raise BackupError("not all could be set up:" + "".join(f"\n    {line}" for line in wrong), USAGE)
+        raise BackupError("parts of the set-up failed:" + "".join(f"\n    {line}" for line in wrong), USAGE)
 
 
 def finish_setup(conf, args, wrong):

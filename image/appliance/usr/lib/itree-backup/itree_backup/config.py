@@ -146,11 +146,11 @@ def read(path, known, text=None):
     check_lists(path, text)
     for section in parser.sections():
         if section not in known:
-            raise BackupError(f"{path}: there is no section [{section}]; there are {', '.join(sorted(known))}", USAGE)
+            raise BackupError(f"{path}: unknown section [{section}]; known sections: {', '.join(sorted(known))}", USAGE)
         for key in parser[section]:
             if key not in known[section]:
                 raise BackupError(
-                    f"{path}: [{section}] has no '{key}'; it has {', '.join(sorted(known[section]))}", USAGE
+                    f"{path}: [{section}]: unknown key '{key}'; known keys: {', '.join(sorted(known[section]))}", USAGE
                 )
     return {name: dict(parser[name]) for name in parser.sections()}
 

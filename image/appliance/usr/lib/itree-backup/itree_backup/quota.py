@@ -238,8 +238,8 @@ def check(store):
 
 
 MAKE_ROOM = (
-    "Other hosts go on. Find out what has grown on the client and exclude it; keep fewer snapshots, 'itree-backup "
-    "discard', or a larger [quota]"
+    "Other hosts are not affected. Exclude what has grown on the client, keep fewer snapshots, run 'itree-backup "
+    "discard', or set a larger [quota]"
 )
 
 

@@ -13,7 +13,7 @@ from . import store as store_
 from .errors import GAPS, NAMES, BackupError
 
 # Precedes the name of a file in hosts.d that cannot be the name of a host.
-MISNAMED = "not backed up, because its name cannot be a host's:"
+MISNAMED = "not backed up, because the file name is not a valid host name:"
 NO_HOSTS = "no hosts yet: itree-backup add HOST PATH..."
 HELP = {
     "last_run_timestamp_seconds": "When the last run ended.",
@@ -173,7 +173,9 @@ def health(store, now, max_age, configured=True):
         state = "retired"
     else:
         if state not in ("ok", "running"):
-            text = "the run was cut off" if state == "interrupted" else first_line(status.get("message", ""))
+            text = first_line(status.get("message", ""))
+            if state == "interrupted":
+                text = "the last run was killed, or the machine lost power"
             amount = status.get("gaps", 0) if state == NAMES[GAPS] else 0
             # A run that never was has no message, and is reported as the missing snapshot.
             if text or state != "never run":
@@ -251,7 +253,7 @@ def state(base, name=None):
     others = machine_problems(base)
     least = min(percent, inodes)
     if least < base.warn_free:
-        text = f"{base.volume} has less free than warn_free_percent, {base.warn_free:g}"
+        text = f"{base.volume}: less than {base.warn_free:g} % of space or inodes are free ([status] warn_free_percent)"
         # Each percent less is worse.
         others.append(Problem("space", text, int(base.warn_free - least)))
     return State(base, found, others, space, percent, inodes)
@@ -327,7 +329,7 @@ def notify(store, failed=False):
         code = os.environ.get("MONITOR_EXIT_STATUS", "")
         state = name_of(int(code)) if code.isdecimal() else "failed"
         unit = os.environ.get("MONITOR_UNIT") or f"backup@{store.name}.service"
-        message = (f"{failed_unit() or unit} has failed before a backup began, or after one was good: see "
+        message = (f"{failed_unit() or unit} has failed, before a backup began or after it had succeeded: see "
                    f"journalctl -u {unit}. {status.get('prune_message', '')}".rstrip())  # fmt: skip
     newest = (store.snapshots() or [None])[-1]
     text = f"{message}\n\nlast run ended: {ended}\nnewest good snapshot: {newest or 'none'}\n"
@@ -344,7 +346,8 @@ def tell(base, subject, text, facts, problems=None):
     if wrong:
         later = "; it is kept, and sent again every ten minutes (backup-notify.timer)" if kept else ""
         raise BackupError(f"{subject}; could not be delivered by {'; '.join(wrong)}{later}")
-    return f"{subject}; told by {', '.join(done) or 'nobody: [notify] has neither mail_to, webhook nor apprise'}"
+    sent = f"sent by {', '.join(done)}" if done else "not sent: [notify] has neither mail_to, webhook nor apprise"
+    return f"{subject}; {sent}"
 
 
 def name_of(code):

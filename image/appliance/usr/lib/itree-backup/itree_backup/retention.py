@@ -56,8 +56,8 @@ def doomed(store, keep):
     names = store.snapshots()
     check_clock(store.name, names)
     if store.held():
-        raise BackupError(f"{store.name}: {store.held()}. Nothing is pruned until they are back, or until you say "
-                          f"that it is right: 'itree-backup accept {store.name}'", FAILED)  # fmt: skip
+        raise BackupError(f"{store.name}: {store.held()}. Nothing is pruned until you confirm this with "
+                          f"'itree-backup accept {store.name}', or until lost files are back", FAILED)  # fmt: skip
     if names and store.record(names[-1]).get("damaged"):
         raise BackupError(
             f"{store.name}: the newest snapshot, {names[-1]}, has damaged files, and older ones may hold the good "

@@ -50,7 +50,7 @@ def use_partials(store, sums, flusher):
         say(f"{store.name}: an interrupted run of {name}: checking what it left")
         right, removed = verify.settle(store.path / f"{name}.partial", store.sums_of(name), sums, bases(store),
                                        f"{store.name} {name}")  # fmt: skip
-        say(f"{store.name}: {right} of its files need not be fetched again; {removed} not known to be right removed")
+        say(f"{store.name}: {right} of its files need not be fetched again; {removed} unverified ones were removed")
     return [store.path / f"{n}.partial" for n in reversed(names)]
 
 

@@ -189,7 +189,7 @@ class Store:
             return (good or have)[-1]
         found = [n for n in have if n.startswith(name)]
         if len(found) != 1:
-            what = f"is the beginning of {len(found)} of them" if found else "is none of them"
+            what = f"matches {len(found)} snapshots" if found else "matches no snapshot"
             raise BackupError(f"{self.name}: '{name}' {what}; 'itree-backup list {self.name}' shows the snapshots")
         return found[0]
 

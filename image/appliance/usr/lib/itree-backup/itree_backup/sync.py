@@ -122,7 +122,7 @@ def snapshot(base, other, source, store, name, bandwidth, lock_fd, seen, sums):
             lines = "".join(f"\n    {show(path)}" for path in wrong[:20])
             raise BackupError(
                 f"{what}: {len(wrong)} files are damaged on {base.volume}: their data is not what the client sent. "
-                f"This snapshot is not copied; 'itree-backup verify {source.name} {plain}':{lines}",
+                f"This snapshot is not copied; run 'itree-backup verify {source.name} {plain}'. Files:{lines}",
                 DAMAGED,
             )
         names = verify.count(source.path / name), verify.count(root)

@@ -56,8 +56,8 @@ def refuse_locked(store, names):
     if found:
         raise BackupError(
             f"{store.name}: {len(found)} snapshots are locked, {found[0]} for one: nothing was removed. They are "
-            f"unlocked when they are older than [lock] days; earlier, lower that and run 'itree-backup lock "
-            f"{store.name}'"
+            f"unlocked when they are older than [lock] days. To unlock them earlier, lower that number and run "
+            f"'itree-backup lock {store.name}'"
         )
 
 

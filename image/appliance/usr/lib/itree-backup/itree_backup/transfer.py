@@ -290,8 +290,8 @@ def explain(host, code, output):
     if "No space left on device" in text:
         return BackupError(
             f"{where}: the backup volume filled up in mid-run. What was fetched is kept and used by the next run; "
-            "the good snapshots are as they were. Make room: keep fewer snapshots, 'itree-backup discard', or a "
-            "larger volume",
+            "the good snapshots are as they were. Keep fewer snapshots, run 'itree-backup discard', or "
+            "make the volume larger",
             SPACE,
         )
     trouble = client_trouble(text) if code not in (23, 24) else None
@@ -455,7 +455,7 @@ def follow(argv, host, store, name, lock_fd, outcome, more):
     known = (outcome.gaps or outcome.refused or outcome.lost or outcome.trees) and not others and not full
     if code not in (0, 24) and not (code == 23 and known):
         if any(FULL_INODE.fullmatch(line) for line in others):
-            raise TooManyLinks(f"{host.name}: a file of the last snapshots has as many names as a file can have here")
+            raise TooManyLinks(f"{host.name}: a file of the last snapshots has all the hard links this volume allows")
         raise explain(host, code, output)
     outcome.names = None if outcome.names is None else outcome.names - len(twice)
     return outcome
