@@ -148,7 +148,7 @@ def test_files_lie_in_order_and_are_as_they_were(volume, size):
     assert f"{where}: would move 400 of 400 files" in foretold
     assert jumps(where, names) == was, "--dry-run moves files"
     out = arrange(where)
-    assert f"{where}: moved 400 of 400 files" in out and "take 1" in out, out
+    assert f"{where}: moved 400 of 400 files" in out and re.search(r"and 1\d* now", out), out
     assert jumps(where, names) <= 2
     assert {x: os.stat(where / x).st_atime_ns for x in names} == atimes
     assert state(where) == before

@@ -243,10 +243,10 @@ def test_somebody_else_was_first(faked):
 @pytest.mark.parametrize(
     "args, says",
     [
-        (["build"], "only its owner and root may, and not while it is immutable"),
-        (["drop"], "only its owner and root may, and not while it is immutable"),
-        (["check"], "only its owner and root may"),
-        (["stat", "--verify"], "with --verify only its owner and root may"),
+        (["build"], "only the directory's owner and root may do this, and not while it is immutable"),
+        (["drop"], "only the directory's owner and root may do this, and not while it is immutable"),
+        (["check"], "only the directory's owner and root may check it"),
+        (["stat", "--verify"], "only the owner and root may use --verify on it"),
     ],
 )
 def test_what_others_may_not(faked, args, says):

@@ -149,12 +149,13 @@ void fail(int err, const char *what)
 	const char *todo = "";
 
 	if (err == EPERM && opt.op == EXT4_ITREE_OP_STAT)
-		todo = ": with --verify only its owner and root may";
+		todo = ": only the owner and root may use "
+			"--verify on it";
 	else if (err == EPERM && opt.op == EXT4_ITREE_OP_CHECK)
-		todo = ": only its owner and root may";
+		todo = ": only the directory's owner and root may check it";
 	else if (err == EPERM)
-		todo = ": only its owner and root may, and not while it is "
-			"immutable";
+		todo = ": only the directory's owner and root may do this, "
+			"and not while it is immutable";
 	else if (err == EROFS)
 		todo = ": remount it read-write first";
 	else if (err == EBUSY)
@@ -349,8 +350,9 @@ void report_arranged(const struct arrange_result *r)
 		       r->files, r->before);
 		return;
 	}
-	printf("%s: moved %llu of %llu files, %llu KiB; in the order of the "
-	       "inodes they took %llu reads and take %llu", path, r->moved,
+	printf("%s: moved %llu of %llu files, %llu KiB; reading them in "
+	       "inode order took %llu reads before and %llu now", path,
+	       r->moved,
 	       r->files, r->bytes / 1024, r->before, r->after);
 	if (r->busy)
 		printf("; %llu were in use or changed", r->busy);
@@ -387,8 +389,9 @@ void report_packed(const struct pack_result *r)
 	if (opt.quiet)
 		return;
 	progress_clear();
-	printf("%s: %s %u blocks of the directory and %u of its tree, %s %u "
-	       "and %u\n", path, opt.dry_run ? "has" : "had", r->dir_before,
+	printf("%s: %s %u directory blocks and %u tree blocks, %s %u and %u "
+	       "after packing\n", path,
+	       opt.dry_run ? "has" : "had", r->dir_before,
 	       r->tree_before, opt.dry_run ? "would have about" : "has",
 	       r->dir_after, r->tree_after);
 }

@@ -47,7 +47,7 @@ def want_content(g: Guest, where: str, names: list[str]) -> None:
 
 def reads(out: str) -> tuple[int, int, int]:
     """Files moved, and reads before and after, as e4itree reports."""
-    found = re.search(r"moved (\d+) of .* took (\d+) reads and take (\d+)", out)
+    found = re.search(r"moved (\d+) of .* took (\d+) reads before and (\d+) now", out)
     if not found:
         raise Failed(f"e4itree arrange says {out!r}")
     return tuple(map(int, found.groups()))
