@@ -16,7 +16,7 @@ from kt.guest import Guest
 from kt.registry import case
 
 SEEDS, ALL_SEEDS = 16, 100
-FEW, MANY = 60, 180  # of each of the eleven bases
+IMAGES, ALL_IMAGES = 60, 180  # of each of the eleven bases
 
 
 def damaged(g: Guest) -> None:
@@ -44,8 +44,8 @@ def damaged(g: Guest) -> None:
 
 for _number, _base in enumerate(bases.BASES):
     case(
-        f"damaged-many-{_base}", "damaged", base=_base, seeds=range(100_000 * _number, 100_000 * _number + MANY),
-        few=FEW, allow=BAD_TREE, cost=60, limit=1500, memory="1G",
+        f"damaged-many-{_base}", "damaged", base=_base, seeds=range(100_000 * _number, 100_000 * _number + ALL_IMAGES),
+        few=IMAGES, allow=BAD_TREE, cost=60, limit=1500, memory="1G",
     )(damaged)  # fmt: skip
 
 for _number, _base in enumerate(("1k", "1k-nocsum", "1k-free", "1k-deep-nocsum", "4k-nocsum")):

@@ -20,7 +20,7 @@ from .transfer import show
 
 # rsync accepts 20 directories to link to; the rest is for good snapshots.
 PARTIALS = 10
-FEW, LITTLE = 20, 1 << 20  # losses below these numbers of names and bytes never count as a fall, whatever their share
+LEAST_NAMES, LEAST_BYTES = 20, 1 << 20  # a smaller loss never counts as a fall, whatever its share
 PASSES = 3  # how often to look again for names that were renamed during the run
 
 
@@ -215,7 +215,7 @@ def check_links(store, host, name):
 def kept_share(old, new):
     """The part, from 0 to 1, of the files two snapshots could share that the newer one has unchanged; by records."""
     both = min(old.get("files", 0), new["files"])
-    return max(new["files"] - new["new_files"], 0) / both if both >= FEW else 1.0
+    return max(new["files"] - new["new_files"], 0) / both if both >= LEAST_NAMES else 1.0
 
 
 def watch_fall(store, host, new, last):
@@ -233,7 +233,7 @@ def watch_fall(store, host, new, last):
                       "bytes": record.get("total_bytes", 0), "last": last}  # fmt: skip
     now = {"names": new["names"], "files": new["files"], "bytes": new["total_bytes"]}
     lost = [f"{had} {unit} in {before.get('last', last)} and has {now[unit]} now" for unit, had in before.items()
-            if unit in now and had - now[unit] >= (LITTLE if unit == "bytes" else FEW)
+            if unit in now and had - now[unit] >= (LEAST_BYTES if unit == "bytes" else LEAST_NAMES)
             and now[unit] < had * (1 - host.fall / 100)]  # fmt: skip
     if lost:
         store.hold(f"the client had {' and '.join(lost)}, less than [hold] fall_percent allows", before)
