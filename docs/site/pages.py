@@ -56,13 +56,20 @@ def url_of(name):
     return f"{folder}/{base}.html".lstrip("/")
 
 
+def made_by(argv, **kwargs):
+    """Run a program that makes a page; returns what subprocess.run() does."""
+    try:
+        return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, **kwargs)
+    except FileNotFoundError as err:
+        raise tb.BuildError(f"{pathlib.Path(argv[0]).name} is not installed: run `make deps`") from err
+
+
 def changelog(collection):
     """The changelog of a collection as Markdown, without the anchors and the contents that the site makes itself."""
     with tempfile.NamedTemporaryFile(suffix=".md") as out:
         # The tool stands beside the Python that `make site` runs this with.
-        argv = [pathlib.Path(sys.executable).with_name("antsibull-changelog"), "generate", "--output", out.name]
-        res = subprocess.run([*argv, "--output-format", "md"], cwd=collection, stdin=subprocess.DEVNULL,
-                             capture_output=True, text=True, check=False)  # fmt: skip
+        program = pathlib.Path(sys.executable).with_name("antsibull-changelog")
+        res = made_by([program, "generate", "--output", out.name, "--output-format", "md"], cwd=collection)
         text = pathlib.Path(out.name).read_text()
     if res.returncode or "\n## " not in text:
         raise tb.BuildError(f"{collection}: antsibull-changelog makes no changelog of it: {res.stderr.strip()}")
@@ -184,11 +191,7 @@ class Gatherer:
 
     def manual(self, name, page):
         """A man page: each section a heading and the HTML that mandoc makes of it."""
-        argv = ["mandoc", "-T", "html", "-O", "fragment", self.root / name]
-        try:
-            res = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        except FileNotFoundError as err:
-            raise tb.BuildError("mandoc is not installed: run `make deps`") from err
+        res = made_by(["mandoc", "-T", "html", "-O", "fragment", self.root / name])
         body = res.stdout.partition('<div class="manual-text">')[2].rpartition("</div>")[0]
         if res.returncode > 2 or '<section class="Sh">' not in body:
             raise tb.BuildError(f"{name}: mandoc makes no manual of it: {res.stderr.strip()}")
