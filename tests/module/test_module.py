@@ -208,7 +208,7 @@ def dkms_install(root, version, release):
     """Have the root's DKMS build and install the module for one of its kernels."""
     script = f"mount -t proc proc /proc; dkms install ext4itree/{version} -k {release}; dkms status"
     output = subprocess.run(["unshare", "--mount", "chroot", root, "sh", "-ec", script], capture_output=True, text=True,
-                          check=False)  # fmt: skip
+                            check=False)  # fmt: skip
     assert output.returncode == 0 and f"{release}, x86_64: installed" in output.stdout, output
 
 

@@ -239,8 +239,8 @@ def main() -> int:
         "swapped": (functools.partial(listed, names=FIXED, most=2), top / "swapped"),
         "swap": (functools.partial(swap, names=FIXED), top / "swapped"),
         "crowd 1": (crowd, top / "crowd"), "crowd 2": (crowd, top / "crowd"),
-        "storm": (storm, top / "storm"),
         "crowd 3": (functools.partial(swap, names=CROWD), top / "crowd"),
+        "storm": (storm, top / "storm"),
     }  # fmt: skip
     out: multiprocessing.Queue = multiprocessing.Queue()
     crew = [multiprocessing.Process(target=run, args=(n, f, p, seed, end, out)) for n, (f, p) in workers.items()]

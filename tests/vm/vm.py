@@ -316,7 +316,7 @@ def _kill_group(proc):
 def _wait(proc: subprocess.Popen, timeout: float, overdue, output) -> bool:
     """Wait for a machine to end, and clean up. True if it was killed because of its time limit.
 
-    overdue, if any, is called every two seconds with the command's output so far, from said().
+    overdue, if any, is called every two seconds with the command's output so far, from output().
     """
     end = time.monotonic() + timeout
     try:

@@ -149,8 +149,7 @@ void fail(int err, const char *what)
 	const char *todo = "";
 
 	if (err == EPERM && opt.op == EXT4_ITREE_OP_STAT)
-		todo = ": only the owner and root may use "
-			"--verify on it";
+		todo = ": only the owner and root may use --verify on it";
 	else if (err == EPERM && opt.op == EXT4_ITREE_OP_CHECK)
 		todo = ": only the directory's owner and root may check it";
 	else if (err == EPERM)
@@ -352,8 +351,7 @@ void report_arranged(const struct arrange_result *r)
 	}
 	printf("%s: moved %llu of %llu files, %llu KiB; reading them in "
 	       "inode order took %llu reads before and %llu now", path,
-	       r->moved,
-	       r->files, r->bytes / 1024, r->before, r->after);
+	       r->moved, r->files, r->bytes / 1024, r->before, r->after);
 	if (r->busy)
 		printf("; %llu were in use or changed", r->busy);
 	if (r->scattered)
@@ -390,10 +388,10 @@ void report_packed(const struct pack_result *r)
 		return;
 	progress_clear();
 	printf("%s: %s %u directory blocks and %u tree blocks, %s %u and %u "
-	       "after packing\n", path,
-	       opt.dry_run ? "has" : "had", r->dir_before,
-	       r->tree_before, opt.dry_run ? "would have about" : "has",
-	       r->dir_after, r->tree_after);
+	       "after packing\n", path, opt.dry_run ? "has" : "had",
+	       r->dir_before, r->tree_before,
+	       opt.dry_run ? "would have about" : "has", r->dir_after,
+	       r->tree_after);
 }
 
 /* Reports that the command cannot work on the current argument. */

@@ -68,14 +68,14 @@ class Patience:
         self.seen, self.since, self.limit = 0, time.monotonic(), START_LIMIT * factor
 
     def __call__(self, text: str) -> bool:
-        events = [found for line in text.splitlines() if (found := _said(line)) and found.keys() & {"begin", "end"}]
+        events = [found for line in text.splitlines() if (found := _event(line)) and found.keys() & {"begin", "end"}]
         if len(events) > self.seen:
             self.seen, self.since = len(events), time.monotonic()
             self.limit = self.limits.get(events[-1].get("begin"), self.limit)
         return time.monotonic() - self.since > self.limit
 
 
-def _said(line: str) -> dict:
+def _event(line: str) -> dict:
     """Parse a line of kt/guest.py, which prints JSON where a case begins and ends; {} for any other line."""
     with contextlib.suppress(ValueError):
         found = json.loads(line) if line.startswith("{") else {}
@@ -341,7 +341,7 @@ class Runner:
         )
         ends, begun = {}, None
         for line in res.stdout.splitlines():
-            found = _said(line)
+            found = _event(line)
             if "begin" in found:
                 begun = found["begin"]
             elif "end" in found:

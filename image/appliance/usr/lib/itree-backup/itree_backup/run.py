@@ -309,7 +309,7 @@ def fetch(base, host, store, lock_fd, status, step):
                   "free_bytes": free_of(base)[0],
                   "gaps": len(outcome.gaps), "gap_list": lines_of(outcome.gaps), "left_out": store.left_out(),
                   "lost_attributes": lines_of({f"{n.removeprefix(f'{dest}/')}: {a}": why
-                                           for (n, a), why in outcome.lost.items()})}  # fmt: skip
+                                               for (n, a), why in outcome.lost.items()})}  # fmt: skip
         last = store.status().get("last_good", "")
         record["kept_share"] = round(kept_share(store.record(last), record), 3)
         store.write_record(name, record)
