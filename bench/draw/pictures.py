@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -67,6 +68,23 @@ def scaling(path: Path, title: str, curves: dict[str, dict[int, float]], ylabel:
     axis.set_ylabel(ylabel)
     axis.grid(alpha=0.3, which="both")
     axis.legend()
+    _save(figure, path)
+
+
+def gains(path: Path, title: str, values: dict[str, list[float | None]]) -> None:
+    """How many times faster each work is, on a clean and on an aged volume; the axis is logarithmic."""
+    figure, (axis,) = _figure(title, 1, 1.8 + 0.75 * len(values))
+    names = list(values)[::-1]
+    for number, (label, colour) in enumerate((("clean", COLOURS[0]), ("aged", COLOURS[3]))):
+        known = [(place, values[name][number]) for place, name in enumerate(names) if values[name][number]]
+        drawn = axis.barh([place + 0.2 - 0.4 * number for place, _ in known], [value for _, value in known], 0.4,
+                          label=label, color=colour)  # fmt: skip
+        axis.bar_label(drawn, [f"{value:,.3g}" for _, value in known], padding=4)
+    axis.set_yticks(range(len(names)), [textwrap.fill(name, 22) for name in names])
+    axis.set_xscale("log")
+    axis.set_xlim(1, 4 * max(value or 1 for pair in values.values() for value in pair))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}"))
+    figure.legend(loc="outside lower center", ncols=2)
     _save(figure, path)
 
 

@@ -10,9 +10,10 @@ import pytest
 import treebuild as tb
 
 import lab
-from cells import matrixcells, tables
+from cells import matrixcells, summary, tables
 from cells.matrixcells import Cell
 from cells.tables import Data
+from draw import pages
 from lab import images
 from model import pricing
 from trace import records
@@ -348,7 +349,7 @@ def exported(tmp_path):
         result(system, work, count=count, reads=reads, directory={"names": 9, "tree": 2})
         for system, reads in (("ext4", 300), ("itree", 20))
         for work in ("lstat", "tar", "rm")
-        for count in (10_000, 30_000)
+        for count in (10_000, 300_000)
     ]
     instructions = dict.fromkeys(("create", "names", "lstat", "rm"), 10**9)
     outcome += [result("itree", "names") | order, result("ext4", "insn", instructions=instructions)]
@@ -368,13 +369,74 @@ def test_one_page_with_nothing_from_elsewhere(exported, tmp_path):
     assert 'name="viewport"' in page
     assert page.count("data:image/png;base64,") == len(list((docs / "results").glob("*.png"))) >= 7
     text = (docs / "results.md").read_text()
-    assert "30,000, clean" in text and "not measured" in text
+    assert "300,000, clean" in text and "not measured" in text
+    assert text.index("![") < text.index("## What it brings") < text.index("## The targets")
+
+
+def test_pictures_that_cannot_be_drawn_again_stay(exported, tmp_path):
+    results = json.loads(exported.read_text())["results"]
+    for one in results:
+        one.pop("order", None)
+    exported.write_text(json.dumps({"results": results}))
+    there = tmp_path / "docs" / "results"
+    there.mkdir(parents=True)
+    for name in ("order", "seeks-tar-itree", "bars-copy"):
+        (there / f"{name}.png").write_bytes(b"picture")
+    command = [lab.BUILD / "venv" / "bin" / "python3", lab.BENCH / "report", "--from", exported]
+    done = subprocess.run([*command, "--out", tmp_path / "out", "--docs", there.parent], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (there / "order.png").exists() and (there / "seeks-tar-itree.png").exists()
+    assert not (there / "bars-copy.png").exists()
+    assert "results/order.png" in (there.parent / "results.md").read_text()
+
+
+def summarised(*measured, work="tar"):
+    """Data of a work: seconds of stock ext4, of the itree, and the number of files."""
+    found = []
+    for *seconds, count in measured:
+        for system, value in zip(("ext4", "itree"), seconds, strict=True):
+            found.append(result(system, work, count=count, reads=1))
+            found[-1]["figures"]["disks"]["sas10k"]["reads"] = value
+    return Data(found)
+
+
+def test_the_summary_says_what_is_faster_and_by_how_much():
+    head, rows = summary.brings(summarised((300, 20, 300_000)))
+    assert head[1:] == ["clean", "aged"] and rows == [["tar", "300 → 20.0, 15.0 ×", "not measured"]]
+    assert summary.brings(summarised((300, 290, 300_000)))[1] == []
+
+
+def test_the_summary_says_where_it_does_not_help():
+    data = summarised((300, 20, 300_000), (100, 99, 30_000), (100, 104, 10_000))
+    assert [row[1:] for row in summary.no_help(data)[1]] == [
+        ["10,000, clean", "100 → 104, 0.96 ×", "slower"],
+        ["30,000, clean", "100 → 99.0, 1.01 ×", "as fast"],
+    ]
+
+
+def test_the_summary_says_what_it_costs():
+    blocks = {"ext4": 1000, "itree": 1080}
+    data = Data([result(s, "create", count=300_000, journal_blocks=n, directory={"names": 9, "tree": 600})
+                 for s, n in blocks.items()])  # fmt: skip
+    rows = {row[0]: row[1:] for row in summary.costs(data)[1]}
+    assert rows["create: blocks in the journal"] == ["+8.0 %", "not measured"]
+    assert rows["space of the tree for a name"] == ["8.2 bytes", "not measured"]
+    assert rows["rm -r: instructions"] == ["not measured", "not measured"]
+
+
+def test_a_page_says_the_same_in_both_forms():
+    made = [pages.Heading("a < b"), pages.Fold("more", [pages.Table(["x"], [["`y`"]], ["met"])])]
+    page, text = pages.as_html("t", made), pages.as_markdown("t", made, ["c"])
+    assert "<h2>a &lt; b</h2>" in page and '<tr class="met"><td><code>y</code></td></tr>' in page
+    assert page.index("<summary>more") < page.index("<table>") < page.index("</details>")
+    lines = text.splitlines()
+    assert lines[:3] == ["<!-- c -->", "# t", ""] and lines[lines.index("| x |") - 1] == "" and "| `y` |" in lines
 
 
 def test_the_committed_document_is_what_the_committed_results_give():
     source, document = (lab.ROOT / "docs" / name for name in ("results.json", "results.md"))
     data, _ = report.load(source)
-    pictures = sorted(path.name for path in (lab.ROOT / "docs" / "results").glob("*.png"))
+    pictures = (lab.ROOT / "docs" / "results").glob("*.png")
     assert document.read_text() == report.document(data, pictures)
 
 

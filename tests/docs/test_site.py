@@ -191,11 +191,11 @@ def browser(tmp_path_factory):
 
 
 @pytest.mark.parametrize("size", chromium.SIZES)
-def test_two_pages_in_a_browser(browser, address, size):
+def test_pages_in_a_browser(browser, address, size):
     """The theme runs without an error and loads nothing from another host; take pictures."""
     chromium.resize(browser, size)
     PICTURES.mkdir(parents=True, exist_ok=True)
-    for name in ("index.html", "docs/admin.html"):
+    for name in ("index.html", "docs/admin.html", "docs/results.html"):
         browser.get(address + name)
         browser.execute_async_script("setTimeout(arguments[0], 500)")
         assert browser.execute_script("return document.documentElement.scrollWidth") <= chromium.SIZES[size][0]
