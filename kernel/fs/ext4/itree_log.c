@@ -4,7 +4,9 @@
  * all steps of a build share.  See itree_online.c for the steps.
  */
 #include <linux/fs.h>
+#include <linux/memcontrol.h>
 #include <linux/mount.h>
+#include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include "ext4.h"
@@ -50,6 +52,18 @@ void ext4_itree_builder_stop(struct inode *dir, int err)
 		WRITE_ONCE(b->err, err);
 }
 
+/* Charged to the builder: the writer has not asked for a build. */
+static struct log_chunk *alloc_chunk(struct ext4_itree_builder *b)
+{
+	struct mem_cgroup *old = set_active_memcg(b->memcg);
+	struct log_chunk *c;
+
+	c = kmalloc(sizeof(*c), GFP_NOFS | __GFP_ACCOUNT | __GFP_NORETRY |
+		    __GFP_NOWARN);
+	set_active_memcg(old);
+	return c;
+}
+
 /**
  * ext4_itree_log - log a change for the builder
  * @dir: directory for which ext4_itree_building() holds
@@ -70,7 +84,7 @@ void ext4_itree_log(struct inode *dir, u64 key, bool gone)
 	if (!c || c->nr == LOG_KEYS) {
 		c = NULL;
 		if (b->logged < LOG_MAX)
-			c = kmalloc(sizeof(*c), GFP_NOFS | __GFP_NOWARN);
+			c = alloc_chunk(b);
 		if (!c) {
 			ext4_itree_builder_stop(dir, b->logged < LOG_MAX ?
 						-ENOMEM : -EAGAIN);

@@ -19,6 +19,7 @@
 #include <linux/buffer_head.h>
 #include <linux/iversion.h>
 #include <linux/ktime.h>
+#include <linux/memcontrol.h>
 #include <linux/mount.h>
 #include <linux/quotaops.h>
 #include "ext4.h"
@@ -482,8 +483,10 @@ static int register_builder(struct ext4_itree_builder *b)
 			b->args->ia_state |= EXT4_ITREE_CHANGED;
 		err = drop_flag(dir);
 	}
-	if (!err)
+	if (!err) {
+		b->memcg = get_mem_cgroup_from_mm(current->mm);
 		WRITE_ONCE(d->builder, b);
+	}
 	inode_unlock(dir);
 	return err;
 }
@@ -495,6 +498,7 @@ static void unregister_builder(struct ext4_itree_builder *b)
 		WRITE_ONCE(ext4_itree_dir(b->dir)->builder, NULL);
 	inode_unlock(b->dir);
 	ext4_itree_free_log(&b->log);
+	mem_cgroup_put(b->memcg);
 	ext4_itree_keys_free(&b->keys);
 }
 

@@ -49,6 +49,7 @@ struct ext4_itree_builder {
 	struct ext4_itree_keys keys;
 	bool		can_write;	/* mnt_want_write_file() holds */
 	u8		hash_version;
+	struct mem_cgroup *memcg;	/* pays for the log */
 
 	/* Changed under exclusive i_rwsem; the cursor under shared. */
 	u64		cursor;

@@ -9,9 +9,13 @@
  * one log of these names for all its readers: a writer adds the name once,
  * however many readers there are.  A pass skips the names that were logged
  * since it began and returns them at its end, in hash order, which a rename
- * does not change.  A full log drops its oldest names, and all of them if
- * memory is short.  Passes that began before then return the whole directory
- * again, and lose nothing.
+ * does not change.  A full log drops its oldest names; an allocation that fails
+ * drops all of them.  Passes that began before a dropped name was logged return
+ * the whole directory again, and lose nothing.
+ *
+ * A reader that pauses keeps the log in memory.  A name in it is charged to the
+ * control group of the task that moved it.  When that group or the machine
+ * needs memory, a shrinker drops the names that were logged first.
  *
  * The log holds places in hash order, not names: names at the same place are
  * returned together.
@@ -23,16 +27,20 @@
  */
 #include <linux/bitmap.h>
 #include <linux/fs.h>
+#include <linux/list_lru.h>
 #include <linux/rbtree.h>
 #include <linux/random.h>
+#include <linux/shrinker.h>
 #include <linux/slab.h>
 #include "ext4.h"
 #include "itree.h"
 #include "itree_glue.h"
 #include "itree_scan.h"
 
-/* Names in the log of a directory: 1 MiB. */
+/* Names in the log of a directory: 1.3 MiB. */
 #define LOG_MAX		16384U
+/* Names dropped at a time, with the lock held. */
+#define LOG_BATCH	64U
 /* Passes that a directory remembers, and those of them that have ended. */
 #define PASSES_MAX	64U
 #define OVER_MAX	4U
@@ -53,6 +61,8 @@
 struct moved {
 	struct rb_node	node;
 	struct list_head age;		/* the oldest first */
+	struct list_head reclaim;	/* in the list of the shrinker */
+	struct ext4_itree_readers *readers;
 	u32		hash;
 	u32		minor;		/* 0 if names are encrypted */
 	u64		when;		/* the last time, by the log's clock */
@@ -81,6 +91,11 @@ struct ext4_itree_readers {
 	bool		swept;		/* at swept_at */
 	unsigned long	swept_at;
 };
+
+static struct kmem_cache *moved_cache;
+/* The names of all logs, those logged first at the front. */
+static struct list_lru moved_names;
+static struct shrinker *moved_shrinker;
 
 /* --- the registry --- */
 
@@ -126,24 +141,50 @@ struct ext4_itree_dir *ext4_itree_make_dir(struct inode *dir)
 	return r ? &r->dir : NULL;
 }
 
-static void free_log(struct rb_root *log)
+/* Removes a name from the log.  Passes that began before see it in r->lost. */
+static void log_remove(struct ext4_itree_readers *r, struct moved *m)
 {
-	struct moved *m, *next;
-
-	rbtree_postorder_for_each_entry_safe(m, next, log, node)
-		kfree(m);
+	list_del(&m->age);
+	rb_erase(&m->node, &r->log);
+	WRITE_ONCE(r->dir.nr_moved, r->dir.nr_moved - 1);
+	r->lost = max(r->lost, m->when);
 }
 
-/* Detaches the log, to be freed without the lock. */
-static struct rb_root empty_log(struct ext4_itree_readers *r)
+static struct moved *drop_oldest(struct ext4_itree_readers *r)
 {
-	struct rb_root log = r->log;
+	struct moved *m = list_first_entry(&r->ages, struct moved, age);
 
-	r->log = RB_ROOT;
-	INIT_LIST_HEAD(&r->ages);
-	r->dir.nr_moved = 0;
-	r->lost = r->clock;
-	return log;
+	list_lru_del_obj(&moved_names, &m->reclaim);
+	log_remove(r, m);
+	return m;
+}
+
+/*
+ * Drops the names that have been logged so far.  Writers may log others
+ * meanwhile.
+ */
+static void drop_log(struct ext4_itree_readers *r)
+{
+	struct moved *m, *next;
+	u64 until;
+	u32 nr;
+
+	spin_lock(&r->lock);
+	until = r->clock;
+	do {
+		LIST_HEAD(gone);
+
+		for (nr = 0; nr < LOG_BATCH && !list_empty(&r->ages) &&
+		     list_first_entry(&r->ages, struct moved, age)->when <=
+		     until; nr++)
+			list_add(&drop_oldest(r)->age, &gone);
+		spin_unlock(&r->lock);
+		list_for_each_entry_safe(m, next, &gone, age)
+			kmem_cache_free(moved_cache, m);
+		cond_resched();
+		spin_lock(&r->lock);
+	} while (nr == LOG_BATCH);
+	spin_unlock(&r->lock);
 }
 
 static void put_pass(struct ext4_itree_pass *pass)
@@ -191,7 +232,7 @@ void ext4_itree_forget_readers(struct inode *dir)
 	EXT4_I(dir)->i_itree_dir = NULL;
 	list_for_each_entry_safe(pass, next, &r->passes, list)
 		forget_pass(r, pass);
-	free_log(&r->log);
+	drop_log(r);
 	bitmap_free(r->added);
 	kfree(r->dir.streams);
 	kfree(r);
@@ -234,7 +275,8 @@ static void log_insert(struct ext4_itree_readers *r, struct moved *new)
 	rb_link_node(&new->node, parent, p);
 	rb_insert_color(&new->node, &r->log);
 	list_add_tail(&new->age, &r->ages);
-	r->dir.nr_moved++;
+	list_lru_add_obj(&moved_names, &new->reclaim);
+	WRITE_ONCE(r->dir.nr_moved, r->dir.nr_moved + 1);
 }
 
 /* Does a pass need the log? */
@@ -242,18 +284,6 @@ static bool wants_log(struct ext4_itree_readers *r)
 {
 	return r->nr_open || (r->nr_passes > r->nr_over &&
 			      time_before(jiffies, r->used + PASS_IDLE));
-}
-
-/* Removes the oldest name; passes that began before it see that in r->lost. */
-static struct moved *drop_oldest(struct ext4_itree_readers *r)
-{
-	struct moved *m = list_first_entry(&r->ages, struct moved, age);
-
-	list_del(&m->age);
-	rb_erase(&m->node, &r->log);
-	r->dir.nr_moved--;
-	r->lost = m->when;
-	return m;
 }
 
 /**
@@ -265,23 +295,26 @@ void ext4_itree_readers_renumber(struct inode *dir, struct ext4_dir_entry_2 *de)
 {
 	struct ext4_itree_readers *r = readers_of(dir);
 	struct moved *m, *new = NULL;
-	struct rb_root old = RB_ROOT;
+	bool want, logged = false;
 	u32 hash, minor;
 	u8 version;
-	bool want;
 
 	if (!r)
 		return;
 	spin_lock(&r->lock);
 	want = wants_log(r);
 	spin_unlock(&r->lock);
+	/* A charge that fails costs a pass; it should not cost a process. */
 	if (want && !ext4_itree_hash_version(dir, &version) &&
 	    !ext4_itree_hash_entry(dir, version, de, &hash, &minor))
-		new = kmalloc(sizeof(*new),
-			      GFP_NOFS | __GFP_ACCOUNT | __GFP_NOWARN);
+		new = kmem_cache_alloc_lru(moved_cache, &moved_names, GFP_NOFS |
+					   __GFP_NORETRY | __GFP_NOWARN);
 	spin_lock(&r->lock);
 	r->clock++;
 	if (new) {
+		logged = true;
+		new->readers = r;
+		INIT_LIST_HEAD(&new->reclaim);
 		new->hash = hash;
 		new->minor = IS_ENCRYPTED(dir) ? 0 : minor;
 		m = log_from(r, new->hash, new->minor);
@@ -294,11 +327,20 @@ void ext4_itree_readers_renumber(struct inode *dir, struct ext4_dir_entry_2 *de)
 			new = r->dir.nr_moved > LOG_MAX ? drop_oldest(r) : NULL;
 		}
 	} else {
-		old = empty_log(r);
+		r->lost = r->clock;
 	}
 	spin_unlock(&r->lock);
-	kfree(new);
-	free_log(&old);
+	if (new)
+		kmem_cache_free(moved_cache, new);
+	if (!logged)
+		drop_log(r);
+}
+
+/* Has the log dropped a name since the pass began? */
+static bool has_lost(const struct ext4_itree_readers *r,
+		     const struct ext4_itree_pass *pass)
+{
+	return pass->whole || r->lost > pass->began;
 }
 
 /**
@@ -308,15 +350,20 @@ void ext4_itree_readers_renumber(struct inode *dir, struct ext4_dir_entry_2 *de)
  * @hash: place in hash order to look from, set to the name's
  * @minor: likewise
  *
- * Returns false if there are no more.
+ * Returns false if there are no more.  If the log has dropped names, the next
+ * one may be any: returns true and leaves the place as it is.
  */
 bool ext4_itree_next_moved(struct inode *dir, struct ext4_itree_pass *pass,
 			   u32 *hash, u32 *minor)
 {
 	struct ext4_itree_readers *r = readers_of(dir);
 	struct moved *m;
+	bool any;
 
 	spin_lock(&r->lock);
+	any = has_lost(r, pass);
+	if (any)
+		goto unlock;
 	m = log_from(r, *hash, IS_ENCRYPTED(dir) ? 0 : *minor);
 	while (m && m->when <= pass->began)
 		m = rb_entry_safe(rb_next(&m->node), struct moved, node);
@@ -324,16 +371,20 @@ bool ext4_itree_next_moved(struct inode *dir, struct ext4_itree_pass *pass,
 		*hash = m->hash;
 		*minor = m->minor;
 	}
+	any = m;
+unlock:
 	spin_unlock(&r->lock);
-	return m;
+	return any;
 }
 
 /**
- * ext4_itree_has_moved - has a pass skipped this name?
+ * ext4_itree_has_moved - may a pass have skipped this name?
  * @dir: directory
  * @pass: of it
  * @hash: of the name
  * @minor: likewise
+ *
+ * If the log has dropped names, it may have skipped any.
  */
 bool ext4_itree_has_moved(struct inode *dir, struct ext4_itree_pass *pass,
 			  u32 hash, u32 minor)
@@ -346,8 +397,9 @@ bool ext4_itree_has_moved(struct inode *dir, struct ext4_itree_pass *pass,
 		minor = 0;
 	spin_lock(&r->lock);
 	m = log_from(r, hash, minor);
-	moved = m && m->hash == hash && m->minor == minor &&
-		m->when > pass->began;
+	moved = has_lost(r, pass) ||
+		(m && m->hash == hash && m->minor == minor &&
+		 m->when > pass->began);
 	spin_unlock(&r->lock);
 	return moved;
 }
@@ -389,6 +441,77 @@ bool ext4_itree_comes_later(struct ext4_itree_scan *s, const struct scan_name *n
 				 &hash, &minor))
 		return false;
 	return ext4_itree_has_moved(s->dir, s->pass, hash, minor);
+}
+
+/* --- reclaim of the log --- */
+
+static enum lru_status drop_moved(struct list_head *item,
+				  struct list_lru_one *list, void *arg)
+{
+	struct moved *m = container_of(item, struct moved, reclaim);
+	struct ext4_itree_readers *r = m->readers;
+
+	/* Others take the lock of the list inside this one. */
+	if (!spin_trylock(&r->lock))
+		return LRU_SKIP;
+	list_lru_isolate(list, item);
+	log_remove(r, m);
+	spin_unlock(&r->lock);
+	list_add(&m->age, arg);
+	return LRU_REMOVED;
+}
+
+static unsigned long count_moved(struct shrinker *shrink,
+				 struct shrink_control *sc)
+{
+	return list_lru_shrink_count(&moved_names, sc);
+}
+
+static unsigned long shrink_moved(struct shrinker *shrink,
+				  struct shrink_control *sc)
+{
+	struct moved *m, *next;
+	LIST_HEAD(gone);
+	unsigned long nr;
+
+	nr = list_lru_shrink_walk(&moved_names, sc, drop_moved, &gone);
+	list_for_each_entry_safe(m, next, &gone, age)
+		kmem_cache_free(moved_cache, m);
+	return nr;
+}
+
+int __init ext4_itree_open_init(void)
+{
+	int err = -ENOMEM;
+
+	moved_cache = kmem_cache_create("ext4_itree_moved",
+					sizeof(struct moved), 0, SLAB_ACCOUNT |
+					SLAB_RECLAIM_ACCOUNT, NULL);
+	if (!moved_cache)
+		return err;
+	moved_shrinker = shrinker_alloc(SHRINKER_NUMA_AWARE |
+					SHRINKER_MEMCG_AWARE, "ext4-itree-log");
+	if (!moved_shrinker)
+		goto free_cache;
+	err = list_lru_init_memcg(&moved_names, moved_shrinker);
+	if (err)
+		goto free_shrinker;
+	moved_shrinker->count_objects = count_moved;
+	moved_shrinker->scan_objects = shrink_moved;
+	shrinker_register(moved_shrinker);
+	return 0;
+free_shrinker:
+	shrinker_free(moved_shrinker);
+free_cache:
+	kmem_cache_destroy(moved_cache);
+	return err;
+}
+
+void ext4_itree_open_exit(void)
+{
+	shrinker_free(moved_shrinker);
+	list_lru_destroy(&moved_names);
+	kmem_cache_destroy(moved_cache);
 }
 
 /* --- names added --- */
@@ -563,7 +686,7 @@ void ext4_itree_leave_pass(struct inode *dir, struct ext4_itree_pass *pass,
 {
 	struct ext4_itree_readers *r = readers_of(dir);
 	unsigned long *added = NULL;
-	struct rb_root old = RB_ROOT;
+	bool last = false;
 
 	spin_lock(&r->lock);
 	r->used = jiffies;
@@ -572,12 +695,12 @@ void ext4_itree_leave_pass(struct inode *dir, struct ext4_itree_pass *pass,
 	/* The last one clears the log. */
 	if (!--r->nr_open) {
 		swap(r->added, added);
-		if (r->nr_passes == r->nr_over)
-			old = empty_log(r);
+		last = r->nr_passes == r->nr_over;
 	}
 	spin_unlock(&r->lock);
 	put_pass(pass);
-	free_log(&old);
+	if (last)
+		drop_log(r);
 	bitmap_free(added);
 }
 
@@ -592,7 +715,7 @@ bool ext4_itree_pass_whole(struct inode *dir, struct ext4_itree_pass *pass)
 	bool whole;
 
 	spin_lock(&r->lock);
-	whole = pass->whole || r->lost > pass->began;
+	whole = has_lost(r, pass);
 	spin_unlock(&r->lock);
 	return whole;
 }

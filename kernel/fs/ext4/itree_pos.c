@@ -195,9 +195,6 @@ bool ext4_itree_skip(struct dir_private_info *info, struct inode *dir,
 {
 	if (info->order != EXT4_ITREE_HASH_ORDER || !info->itree_pass)
 		return true;
-	/* The log has been lost since: return all names from here on. */
-	if (ext4_itree_pass_whole(dir, info->itree_scan->pass))
-		return true;
 	return ext4_itree_next_moved(dir, info->itree_scan->pass, hash, minor);
 }
 
@@ -212,8 +209,6 @@ bool ext4_itree_wanted(struct dir_private_info *info, struct inode *dir,
 		       u32 hash, u32 minor)
 {
 	if (info->order != EXT4_ITREE_HASH_ORDER || !info->itree_pass)
-		return true;
-	if (ext4_itree_pass_whole(dir, info->itree_scan->pass))
 		return true;
 	return ext4_itree_has_moved(dir, info->itree_scan->pass, hash, minor);
 }

@@ -374,8 +374,13 @@ int __init ext4_itree_init(void)
 	window_shrinker->scan_objects = shrink_idle;
 	/* There are few objects, and each of them is large. */
 	window_shrinker->batch = 1;
+	err = ext4_itree_open_init();
+	if (err)
+		goto destroy_list;
 	shrinker_register(window_shrinker);
 	return 0;
+destroy_list:
+	list_lru_destroy(&idle_scans);
 free_shrinker:
 	shrinker_free(window_shrinker);
 free_cache:
@@ -385,6 +390,7 @@ free_cache:
 
 void ext4_itree_exit(void)
 {
+	ext4_itree_open_exit();
 	shrinker_free(window_shrinker);
 	list_lru_destroy(&idle_scans);
 	kmem_cache_destroy(scan_cache);

@@ -195,6 +195,8 @@ void ext4_itree_note_anew(struct inode *dir);
 bool ext4_itree_may_sweep(struct inode *dir);
 bool ext4_itree_in_doubt(const struct ext4_itree_scan *s);
 void ext4_itree_settle_doubt(struct ext4_itree_scan *s, bool lost);
+int ext4_itree_open_init(void);
+void ext4_itree_open_exit(void);
 
 /* itree_pos.c */
 bool ext4_itree_end_inode_order(struct file *file, loff_t *pos);

@@ -17,6 +17,7 @@ from kt import cgroups, dentries
 from kt.dentries import SLACK
 from kt.guest import Guest
 from kt.registry import case
+from kt.resume import exchange
 
 ONCE = (os.POSIX_FADV_DONTNEED, os.POSIX_FADV_NOREUSE)  # neither data nor inode is needed again
 
@@ -301,3 +302,68 @@ case(
     "reader-windows-1000", "scans", {"n": 34000, "readers": 1000}, mkfs=("-b", "4096", "-N", "40000"), memory="4G",
     cost=400, limit=1500, full="a thousand listings of 34,000 names take minutes",
 )(windows)  # fmt: skip
+
+
+def paused(g: Guest, group: pathlib.Path, dirs: list[str]) -> dict[str, int]:
+    """In a memory control group, pause a listing of each directory, move all names of it, and read on after reclaim."""
+
+    def kernels() -> int:
+        """Bytes of the group in slab objects.  The kernel updates memory.stat every two seconds."""
+        os.sync()
+        time.sleep(2.5)
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return int(stat["slab"])
+
+    cgroups.join(group)
+    readers = [dentries.Reader(d, 4096) for d in dirs]
+    seen = [[] for _ in dirs]
+    for reader, names in zip(readers, seen, strict=True):
+        while len(names) < g.p["n"] / 2:
+            names.extend(reader.call())
+    with contextlib.suppress(OSError):  # it says so if it could not reclaim as much
+        (group / "memory.reclaim").write_text("4G")
+    before = kernels()
+    for d in dirs:
+        for number in range(0, g.p["n"], 2):
+            exchange(f"{d}/{number}", f"{d}/{number + 1}")
+    # Every second one is already among the names that have moved.
+    for reader, names in zip(readers[::2], seen[::2], strict=True):
+        while len(names) < 1.2 * g.p["n"] / 2:
+            names.extend(reader.call())
+    held = kernels() - before
+    with contextlib.suppress(OSError):
+        (group / "memory.reclaim").write_text("4G")
+    kept = kernels() - before
+    for reader, names in zip(readers, seen, strict=True):
+        while got := reader.call():
+            names.extend(got)
+        reader.close()
+    missed = sum(g.p["n"] - len({name for name, _ in names}) for names in seen)
+    return {"held": held, "kept": kept, "missed": missed, "most": max(len(names) for names in seen)}
+
+
+def moved_log(g: Guest) -> None:
+    """Names that moved during paused listings can be reclaimed; the listings are complete all the same."""
+    g.mount()
+    dirs = [g.path(f"d{number}") for number in range(g.p["dirs"])]
+    for d in dirs:
+        os.mkdir(d)
+        for number in range(g.p["n"]):
+            os.mknod(f"{d}/{number}")
+        g.want_tree(d)
+    g.again()
+    with cgroups.control_groups("memory") as where:
+        group = where / "writers"
+        group.mkdir()
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            result = pool.apply_async(paused, (g, group, dirs)).get(timeout=g.case.limit)
+        cgroups.want_alive(g, group)
+    g.stats |= result
+    names = g.p["n"] * g.p["dirs"]
+    g.want(result["most"] > g.p["n"], "no listing returned a name that moved: no test")
+    g.want(result["kept"] < 16 * names, f"{result['kept']} bytes stay, though they are reclaimed")
+    g.equal(result["missed"], 0, "names missed")
+    g.want(result["most"] <= 2 * g.p["n"], f"{result['most']} names of {g.p['n']} in one listing")
+
+
+case("reader-log", "scans", {"n": 6000, "dirs": 4}, mkfs=("-b", "4096", "-N", "40000"), cost=20)(moved_log)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import collections
-import ctypes
 import itertools
 import os
 import random
@@ -13,17 +12,9 @@ from kt.guest import Guest
 from kt.memory import read_since, read_so_far
 from kt.neighbours import Server
 from kt.registry import case
-from kt.resume import LIBC, Listing
+from kt.resume import Listing, exchange
 
-RENAMEAT2 = 316  # x86-64
-AT_FDCWD = -100
-RENAME_EXCHANGE = 2
 ENTRY = 32  # bytes that getdents returns for a name of ours
-
-
-def exchange(a: str, b: str) -> None:
-    if LIBC.syscall(RENAMEAT2, AT_FDCWD, os.fsencode(a), AT_FDCWD, os.fsencode(b), RENAME_EXCHANGE):
-        raise OSError(ctypes.get_errno(), "renameat2")
 
 
 class Storm:

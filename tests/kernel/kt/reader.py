@@ -5,33 +5,27 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import ctypes
 import errno
+import multiprocessing
 import os
 import pathlib
 import threading
 import time
 from collections.abc import Callable
 
+from kt import cgroups
 from kt.faults import LOG, Faulty
 from kt.guest import Failed, Guest
 from kt.itree_ioctl import BAD, BUILD, CHECK, FORCE, STAT, VERIFY, Answer, itree
 from kt.mapper import Mapped
+from kt.matrix import HASH_SEED
 from kt.registry import case
-from kt.resume import LIBC, Listing
+from kt.resume import Listing, exchange
 
 N = 12000
 # So few that their reads do not count as a sweep (itree_ahead.c), which would read the whole directory.
 WRITERS = ["writer-1", "writer-2"]
 PATIENCE = 30  # seconds after which a call that should not wait counts as hung
-
-
-RENAMEAT2, AT_FDCWD, RENAME_EXCHANGE = 316, -100, 2  # x86-64
-
-
-def exchange(a: str, b: str) -> None:
-    if LIBC.syscall(RENAMEAT2, AT_FDCWD, os.fsencode(a), AT_FDCWD, os.fsencode(b), RENAME_EXCHANGE):
-        raise OSError(ctypes.get_errno(), "renameat2")
 
 
 class Held:
@@ -288,6 +282,57 @@ def held_build(g: Guest) -> None:
     changed_beside(g, rounds, judge)
 
 
+def build_log(g: Guest) -> None:
+    """The changes that a build has to catch up with are charged to the builder's control group, not to the writer's."""
+    disk = Held(g)
+    make(g)
+    size = os.statvfs(g.mnt).f_bsize
+    blocks = blocks_of(g)[1:]
+    paths = [g.path(f"d/writer-{number}") for number in range(16)]
+
+    def come_and_go(times: int) -> None:
+        for _ in range(times):
+            for path in paths:
+                os.mknod(path)
+                os.unlink(path)
+
+    def slab(group: pathlib.Path) -> int:
+        time.sleep(2.5)  # the kernel updates memory.stat every two seconds
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return int(stat["slab"])
+
+    def write(where: pathlib.Path, builder: pathlib.Path) -> None:
+        before = slab(builder)
+        writer = multiprocessing.get_context("fork").Process(target=leave_and_write, args=(where,))
+        writer.start()
+        writer.join()
+        g.stats["charged"] = slab(builder) - before
+
+    def leave_and_write(where: pathlib.Path) -> None:
+        cgroups.join(where)
+        come_and_go(g.p["times"])
+
+    g.again("commit=600")
+    come_and_go(1)
+    os.sync()
+    with cgroups.control_groups("memory") as where:
+        builder = where / "builder"
+        builder.mkdir()
+        cgroups.join(builder)
+        disk.hold(blocks[len(blocks) // 2 :][:1], size)
+        call = Call(g.path("d"), BUILD, FORCE)
+        with Waiting(g, disk, "build", call) as waiting:
+            waiting.do(write, where, builder)
+        cgroups.join(where)
+        builder.rmdir()
+    if g.want(call.answer is not None, f"no answer: {call.error}"):
+        g.stats["logged"] = call.answer.logged
+        g.want(call.answer.logged > 10000, f"only {call.answer.logged} changes were logged: no test")
+        g.want(g.stats["charged"] > 7 * call.answer.logged, f"of 8 bytes each, {g.stats['charged']} were charged")
+    g.umount()
+    disk.remove()
+
+
 def moved(g: Guest) -> None:
     """While a window waits for its last block, names move into it and out of it: none is missed."""
     disk = Held(g)
@@ -349,5 +394,7 @@ def bad_block(g: Guest) -> None:
 case("reader-moved", "reader", mkfs=("-b", "1024"), size="96M", cost=20, limit=600)(moved)
 case("reader-held", "reader", mkfs=("-b", "1024"), size="96M", cost=40, limit=600)(held)
 case("reader-held-check", "reader", mkfs=("-b", "1024"), size="96M", cost=40, limit=600)(held_check)
+case("reader-log-build", "reader", {"times": 3000}, mkfs=("-b", "1024", "-E", f"hash_seed={HASH_SEED}"), size="96M",
+     cost=30, limit=600)(build_log)  # fmt: skip
 case("reader-held-build", "reader", mkfs=("-b", "1024"), size="96M", cost=40, limit=600)(held_build)
 case("reader-bad-block", "reader", mkfs=("-b", "4096"), size="96M", allow=LOG, cost=20, limit=600)(bad_block)

@@ -14,8 +14,14 @@ from kt.guest import Guest
 from kt.online import e4itree, feature_on, mount, without_tree
 from kt.registry import case
 
-GETDENTS64 = 217  # x86-64
+GETDENTS64, RENAMEAT2 = 217, 316  # x86-64
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
 LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def exchange(a: str, b: str) -> None:
+    if LIBC.syscall(RENAMEAT2, AT_FDCWD, os.fsencode(a), AT_FDCWD, os.fsencode(b), RENAME_EXCHANGE):
+        raise OSError(ctypes.get_errno(), "renameat2")
 
 
 class Listing:
