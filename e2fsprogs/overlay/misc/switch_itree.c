@@ -40,7 +40,7 @@ static pid_t show_progress(int fd)
 {
 	unsigned long long first, now;
 	FILE	*f;
-	pid_t	pid;
+	pid_t	parent = getpid(), pid;
 
 	if (!isatty(STDERR_FILENO))
 		return -1;
@@ -51,7 +51,8 @@ static pid_t show_progress(int fd)
 	pid = fork();
 	if (!pid) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		if (!read_counter(f, &first))
+		/* The parent may have died before that. */
+		if (getppid() != parent || !read_counter(f, &first))
 			_exit(0);
 		while (sleep(1) == 0 && read_counter(f, &now))
 			fprintf(stderr, _("\rreading inode tables, %llu itrees "
