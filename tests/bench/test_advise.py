@@ -106,7 +106,26 @@ def test_a_command_is_recorded_and_drawn(mounted, tmp_path):
     assert trace["status"] == 0
     assert (trace["reads"]["requests"], trace["reads"]["bytes"]) == (16, 1 << 20)
     assert trace["reads"]["seeks"] == 1
+    assert 0 < trace["bound"] <= trace["reads"]["seconds"]
     assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_bound_counts_each_block_once_and_front_to_back(mounted, tmp_path):
+    picture = tmp_path / "picture.png"
+    device = must("findmnt", "-no", "SOURCE", mounted)
+    read = f"dd if={device} of=/dev/null iflag=direct bs=64k count=4 status=none"
+    there_and_back = "; ".join(f"{read} skip={skip}" for skip in (100, 9000, 100, 9000))
+
+    def traced(command):
+        done = call(ADVISE, "--json", "--disk", "sata7k", "--picture", picture, "--trace", command, mounted)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)["trace"]
+
+    once, often = traced(f"{read} skip=100; {read} skip=9000"), traced(there_and_back)
+    assert often["bound"] == pytest.approx(once["bound"])
+    assert often["bound"] < often["reads"]["seconds"] / 2
+    done = call(ADVISE, "--picture", picture, "--trace", there_and_back, mounted)
+    assert "no order can read these blocks in less than" in done.stdout
 
 
 def test_other_file_systems_are_refused():
