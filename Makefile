@@ -13,7 +13,7 @@ export ITREE_CMD := $(value CMD)
 
 .PHONY: help deps fetch kernel kernel-debug kernel-uml kernel-uml-fast kernel-releases e2fsprogs vm demo test test-quick lint format clean distclean \
 	srpm rpm repo deb release series image image-run tools test-packages test-tools test-ansible test-image \
-	module test-module test-stock test-bases kernel-uml-early kernel-uml-early-smp kernel-uml-smp kernel-uml-kcsan kernel-demo xfstests soak site test-core test-docs test-sources test-bench test-e2fsprogs test-vm test-kernel test-qemu test-debug test-kernel-debug fuzz-e2fsck
+	module test-module test-stock test-bases kernel-uml-early kernel-uml-early-smp kernel-uml-smp kernel-uml-kcsan kernel-bases kernel-demo xfstests soak site test-core test-docs test-sources test-bench test-e2fsprogs test-vm test-kernel test-qemu test-debug test-kernel-debug fuzz-e2fsck
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -35,6 +35,9 @@ kernel-uml: ## the same checks in a kernel that is a program of this host, into 
 
 kernel-uml-fast: ## such a program without the checks, with XFS and btrfs, into build/kernel-uml-fast/linux: bench/ with ITREE_KERNEL=
 	@kernel/build $(OF_BASE) --uml --fast --out build/kernel-uml-fast$(addprefix -,$(BASE))
+
+kernel-bases: $(PYTHON) ## the kernels of make test-bases, such programs, too, into build/kernel-bases-SERIES
+	@tests/bases $(OF_BASE) --build
 
 kernel-demo: ## the least that `make demo` runs on, such a program, too, into build/kernel-demo/linux
 	@kernel/build --uml --fast --config-extra kernel/config/demo.config --out build/kernel-demo

@@ -401,6 +401,8 @@ def ccache_env(what):
         return {}, ""
     env = {"CCACHE_DIR": os.environ.get("CCACHE_DIR", str(cache_dir() / "ccache"))}
     env["CCACHE_MAXSIZE"] = os.environ.get("CCACHE_MAXSIZE", "5G")
+    # The compiler's list of headers in place of a run of the preprocessor: with an empty cache a quarter less work.
+    env["CCACHE_DEPEND"] = "1"
     return env, "ccache "
 
 

@@ -6,10 +6,12 @@ import pathlib
 import zlib
 
 import pytest
+import turns
 import uml
 from kt import registry
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
+FULL = bool(os.environ.get("ITREE_FULL"))
 
 
 def pytest_addoption(parser):
@@ -97,9 +99,9 @@ def _marks(result, kernel):
     marks = [pytest.mark.slow] if case.slow else []
     if case.on_debug:
         marks.append(pytest.mark.debug)
-    elif case.in_qemu:
+    elif case.needs_qemu or (case.id in registry.IN_QEMU.split() and (FULL or turns.is_turn_of(case.id, 2))):
         marks.append(pytest.mark.qemu)
-    if case.full and not os.environ.get("ITREE_FULL"):
+    if case.full and not FULL:
         marks.append(pytest.mark.skip(reason=f"{case.full}: set ITREE_FULL=1"))
     if case.machine and pathlib.Path(kernel).is_file() and uml.is_uml(kernel):
         marks.append(pytest.mark.skip(reason=case.machine))

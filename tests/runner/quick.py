@@ -93,6 +93,7 @@ RULES = (
     ("tests/core/*", "core"),
     ("tests/lib/command.py", "sources:test_command.py packages docs e2fsprogs tools ansible image"),
     ("tests/lib/completion.py", "image:test_completion.py e2fsprogs:test_completion.py"),
+    ("tests/lib/turns.py", "kernel stock bases"),
     ("tests/lib/*", "packages docs"),
     ("tests/vm/test_*", "vm"),
     ("tests/vm/chromium.py", "docs:test_site.py image:test_browser.py"),

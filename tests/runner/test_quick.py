@@ -231,10 +231,11 @@ def suites(tmp_path, monkeypatch, checkout):
     monkeypatch.setattr(made, "REPO", checkout)
     monkeypatch.setattr(made, "LOGS", checkout / "logs")
     monkeypatch.setattr(made, "NEEDS", {})
+    monkeypatch.setattr(made, "AT_ONCE", 2)
     monkeypatch.setitem(quick.SAMPLED, "image", ())
     real = made.call
 
-    def call(target, log, argv=None, env=None):
+    def call(target, log, argv=None, env=None, nice=0):
         return real(target, log, ["sh", "-c", commands.get(target, "echo 1 passed, 0 failed")], env)
 
     monkeypatch.setattr(made, "call", call)
