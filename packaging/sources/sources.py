@@ -6,7 +6,9 @@ They are looked for in this order: a directory the user gives, the destination
 with. A file with another SHA-256 than the pinned one is refused.
 """
 
+import contextlib
 import dataclasses
+import fcntl
 import fnmatch
 import hashlib
 import os
@@ -133,10 +135,23 @@ def _take(path, dest):
     return target
 
 
-def fetch(source, dest, directory=None, mirror=None):
-    """Give the path of a checked source in dest."""
-    dest = pathlib.Path(dest)
+@contextlib.contextmanager
+def _alone(dest):
+    """Let others that fetch into dest wait: they would share one APT directory, whose lists each would replace."""
     dest.mkdir(parents=True, exist_ok=True)
+    with open(dest / ".lock", "w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def fetch(source, dest, directory=None, mirror=None):
+    """Give the path of a checked source in dest. Programs that fetch into the same directory take turns."""
+    dest = pathlib.Path(dest)
+    with _alone(dest):
+        return _fetch(source, dest, directory, mirror)
+
+
+def _fetch(source, dest, directory, mirror):
     if directory is not None:
         if not pathlib.Path(directory).is_dir():
             raise SourceError(f"{directory}: no such directory (given with --dir or ITREE_SOURCES)")

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """packaging/sources/fetch: what it takes, what it refuses, what it says."""
 
+import concurrent.futures
 import hashlib
 import os
 import pathlib
 import subprocess
+import threading
+import time
 
 import pytest
 import sources
@@ -307,3 +310,24 @@ def test_a_kernel_that_no_suite_has_is_named_with_them(dirs, apt, monkeypatch):
     source = sources.Source("linux-9.9", "9.9", None, "linux-source-9.9")
     with pytest.raises(sources.SourceError, match="no linux-source-9.9 in .*, first, second; first: no such suite"):
         KernelMirror(dirs[1], {sources.SUITE: [], "second": []}).download(source)
+
+
+def test_those_that_fetch_at_once_take_turns(thing, dirs):
+    """Each has a private APT directory in the same place: apt-get fails when another one holds its lists."""
+    _, dest = dirs
+    busy, seen = threading.Event(), []
+
+    class Slow(FakeMirror):
+        def download(self, source):
+            seen.append(busy.is_set())
+            busy.set()
+            time.sleep(0.3)
+            path = super().download(source)
+            busy.clear()
+            return path
+
+    mirrors = [Slow(dest, GOOD), Slow(dest, GOOD)]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        paths = list(pool.map(lambda m: sources.fetch(thing, dest, mirror=m), mirrors))
+    assert paths == [dest / FILE] * 2
+    assert seen == [False] and sum(m.asked for m in mirrors) == 1
