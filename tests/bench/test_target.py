@@ -31,16 +31,15 @@ pytestmark = pytest.mark.timeout(3600)
 
 @needs_kernel
 @needs_mke2fs
-@pytest.mark.skipif(lab.kernel_is_program(), reason="the script reads /dev/vda, a disk of QEMU")
 def test_the_recorder_sees_every_request(tmp_path, monkeypatch):
     """Direct reads of known size and place: 16 of 64 KiB in a row, 1 far away, 4 written."""
     monkeypatch.setenv("ITREE_CACHE", str(tmp_path / "cache"))
     image = tmp_path / "disk.img"
     lab.make_fs("ext4", image, 1 << 30)
     script = (
-        "set -e;"
-        " dd if=/dev/vda of=/dev/null iflag=direct bs=64k count=16 skip=1600;"
-        " dd if=/dev/vda of=/dev/null iflag=direct bs=4k count=1 skip=200000;"
+        'set -e; disk=$(findmnt -no SOURCE "$1");'
+        " dd if=$disk of=/dev/null iflag=direct bs=64k count=16 skip=1600;"
+        " dd if=$disk of=/dev/null iflag=direct bs=4k count=1 skip=200000;"
         ' dd if=/dev/zero of="$1/f" oflag=direct bs=32k count=4 conv=notrunc'
     )
     options = lab.mount_options("ext4")

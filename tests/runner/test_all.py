@@ -18,7 +18,7 @@ class Fake:
         self.running, self.most, self.ended, self.before = set(), 0, [], {}
         self.wait = {}
 
-    def call(self, target, log, argv=None, env=None, nice=0):
+    def call(self, target, log, argv=None, env=None, nice=0):  # of tests/all
         with self.lock:
             self.running.add(target)
             self.before[target] = list(self.ended)
