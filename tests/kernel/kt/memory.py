@@ -361,7 +361,8 @@ def moved_log(g: Guest) -> None:
     g.stats |= result
     names = g.p["n"] * g.p["dirs"]
     g.want(result["most"] > g.p["n"], "no listing returned a name that moved: no test")
-    g.want(result["kept"] < 16 * names, f"{result['kept']} bytes stay, though they are reclaimed")
+    # Names take 80 bytes each, more on the debug kernel, where half as much as this stayed.
+    g.want(result["kept"] < 32 * names, f"{result['kept']} bytes stay, though they are reclaimed")
     g.equal(result["missed"], 0, "names missed")
     g.want(result["most"] <= 2 * g.p["n"], f"{result['most']} names of {g.p['n']} in one listing")
 
